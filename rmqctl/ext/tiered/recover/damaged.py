@@ -1,10 +1,12 @@
-"""Find the queue offsets whose records in a commit log are damaged: determine the bytes of each
-record, repair its fields if possible, and give it a unit, so that later messages keep their queue
-offsets.
+"""Find the queue offsets whose records in a commit log are damaged, and repair these records.
+
+The module determines the bytes of each damaged record, repairs its fields if possible, and gives it
+a unit, so that later messages keep their queue offsets.
 
 A broker uploads all messages of a queue (tiered.md §7). So the bytes between two intact messages
-are exactly the records of the queue offsets between them. A broker skips a unit whose record has an
-invalid magic or a size that differs from the unit's (§9.2), and continues at the next unit.
+are exactly the records of the queue offsets between these messages. A broker skips a unit whose
+record has an invalid magic or a size that differs from the unit's (§9.2), and continues at the next
+unit.
 """
 
 from __future__ import annotations
@@ -39,15 +41,17 @@ from rmqctl.scan.source import BytesSource, Source
 _MAX_STRAYS, _MAX_BESIDE = 8, 8
 _MAX_HEAD = 1 << 16
 _MAX_FLIPPED = 8
-"""Maximum number of flipped bits in a damaged topic that is corrected to the queue's topic."""
+"""Maximum number of flipped bits in a record's topic for which the topic is corrected to the
+queue's topic.
+"""
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Queue offsets ``[first, end)`` whose records are damaged: the bytes ``[start, stop)`` of the
-    log. ``rows``: the survey's rows in this range with a wrong queue offset. ``before``: the number
-    of the row after these rows.
+    """Queue offsets ``[first, end)`` whose records are damaged, and the bytes ``[start, stop)`` of
+    the log that contain these records. ``rows``: the survey's rows in this range, which have wrong
+    queue offsets. ``before``: number of the first row after the range.
     """
 
     first: int
@@ -61,19 +65,21 @@ class LostRange:
 @dataclass(slots=True)
 class DamageRepairs:
     """Repairs of a queue's damage. ``mended``: corrected pieces by the segment's path. ``units``:
-    `ROW`s that point to damaged bytes, each with the number of the survey's row before which it is
-    inserted. ``bounds``: (queue offset, first byte, end) of the damaged bytes, in order.
+    `ROW`s that point to damaged bytes; each array is inserted before the survey's row with the
+    given number. ``bounds``: (queue offset, start, end) of the damaged bytes that contain the
+    record of each queue offset, in order.
     """
 
     mended: dict[str, list[OverlayPiece]] = field(default_factory=dict)
     units: list[tuple[int, Array]] = field(default_factory=list)
     bounds: list[tuple[int, int, int]] = field(default_factory=list)
     shared: list[tuple[int, int]] = field(default_factory=list)
-    """Queue offsets ``[first, end)`` of adjacent records whose boundaries are unknown."""
+    """Queue offsets ``[first, end)`` of neighbouring damaged records whose boundaries are unknown.
+    """
 
 
 def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
-    """Return the repairs for the queue offsets without an intact message. Raises: StoreIOError."""
+    """Return the repairs for queue offsets that have no intact message. Raises: StoreIOError."""
     result = DamageRepairs()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
@@ -95,8 +101,8 @@ def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
 
 
 def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
-    """Correct the queue offset field of a damaged first record if it is too large: a broker uses
-    this field as the queue's first offset (§2), and returns no messages before it.
+    """Correct the queue offset field of a damaged first record if it is too large. A broker uses
+    this field as the queue's first offset (§2), and returns no messages before this offset.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
@@ -160,7 +166,7 @@ def lost_offsets(surveyed: CommitLogSurvey) -> Iterator[LostRange]:
 
 def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: int,
              following: int) -> bool:
-    """Return whether ``run`` and ``following`` can both be right."""
+    """Return whether the queue offsets of the runs ``run`` and ``following`` can all be correct."""
     rows, last = surveyed.rows, runs[run][1] - 1
     return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
                     int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
@@ -168,9 +174,9 @@ def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: in
 
 def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
              runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
-    """Return the lost range from the byte ``start`` to the run ``following``, or None if the two do
-    not match. The runs from ``stray`` to ``following`` are single messages with a wrong queue
-    offset.
+    """Return the lost range from the byte ``start`` to the run ``following``; None if the number of
+    missing queue offsets and the number of bytes do not match. The runs from ``stray`` to
+    ``following`` are single messages with a wrong queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -194,7 +200,7 @@ def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
 
 def _last(surveyed: CommitLogSurvey, first: int, start: int,
           run: tuple[int, int]) -> Iterator[LostRange]:
-    """Yield the last message of the log if it does not have the next queue offset."""
+    """Yield a range for the last message of the log if its queue offset is not the next one."""
     rows = surveyed.rows
     row = run[0]
     if run[1] - row != 1 or int(rows["position"][row]) != start:
@@ -207,7 +213,9 @@ def _last(surveyed: CommitLogSurvey, first: int, start: int,
 
 
 def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, bool]]:
-    """Return (start, end, whether it is a single record) of the bytes of lost records, in order."""
+    """Return the bytes of lost records, in order, as (start, end, whether they are a single
+    record).
+    """
     log, rows = surveyed.log, surveyed.rows
     extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
     extents += [(start, size) for start, size in surveyed.odd if lost.start <= start < lost.stop]
@@ -234,8 +242,8 @@ def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Repair records, forwards from the first piece; return (first unrepaired queue offset,
-    remaining pieces).
+    """Repair records, from the first piece forwards. Return the first queue offset that is not
+    repaired, and the remaining pieces.
     """
     pieces = list(pieces)
     while pieces and first < end:
@@ -252,8 +260,8 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
                pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                    int, list[tuple[int, int, bool]]]:
-    """Repair records, backwards from the last piece; return (end of unrepaired offsets, remaining
-    pieces).
+    """Repair records, from the last piece backwards. Return the end of the queue offsets that are
+    not repaired, and the remaining pieces.
     """
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:
@@ -267,8 +275,9 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
           result: DamageRepairs, *, to_end: bool) -> int:
-    """Add the pieces that repair the record at ``start``, which ends at or before ``stop``
-    (``to_end``: at ``stop``); return its size, or 0 if no repair is proven.
+    """Repair the record at ``start``, which ends at or before ``stop`` (``to_end``: exactly at
+    ``stop``). Add the corrected pieces to ``result``. Return the size of the record, or 0 if no
+    repair is proven.
     """
     segment = log.segment_of(start)
     if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
@@ -290,8 +299,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
                 to_end: bool) -> Iterator[bytes]:
-    """Yield candidates for the original record, by the rules of the local salvage; the record's
-    queue, queue offset and position are known here.
+    """Yield candidates for the original record, by the rules of the local salvage. The record's
+    queue, queue offset and position are known.
     """
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
@@ -327,9 +336,9 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 
 def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, int]],
            stop: int) -> Array:
-    """Return rows for the queue offsets from ``first``, whose records are the bytes (position,
-    size) before ``stop``. The rows' sizes differ from the size fields of the records, so a broker
-    skips them.
+    """Return rows for the queue offsets from ``first`` on. ``places``: (position, size) of their
+    damaged records, all before ``stop``. The size of each row differs from the size field of its
+    record, so that a broker skips it.
     """
     units: Array = np.zeros(len(places), ROW)
     rows = surveyed.rows
@@ -346,15 +355,17 @@ def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, in
 
 
 def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (position, size) of equal parts; empty if the parts would be too small for records."""
+    """Divide a range into ``count`` equal parts, and return the (position, size) of each part.
+    Return an empty list if the parts would be too small for records.
+    """
     share = (stop - start) // count
     return [(start + number * share, share) for number in range(
         count if share >= message.MIN_SIZE else 0)]
 
 
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (position, size) of ``count`` records, determined from their index items. Bytes
-    without items must be one record per gap, or form a single gap; else the result is empty.
+    """Return the (position, size) of ``count`` records, determined from their index items. Each gap
+    between items must be one record, or there must be a single gap; otherwise the result is empty.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None
@@ -383,7 +394,9 @@ def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> li
 
 
 def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], path: str) -> Array:
-    """Return the rows of a survey with ``units`` inserted, in a new file. Raises: StoreIOError."""
+    """Insert ``units`` into the rows of a survey. Return all rows, from a new file at ``path``.
+    Raises: StoreIOError.
+    """
     rows = surveyed.rows
     try:
         with open(path, "wb", buffering=1 << 20) as file:
@@ -399,8 +412,8 @@ def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], pa
 
 
 class Patched(ReaderOverlay):
-    """A reader that returns ``pieces`` ({path: pieces, ascending}) instead of the bytes in the
-    files.
+    """A reader that returns ``pieces`` in place of bytes in the files. ``pieces`` contains, for
+    each path, the pieces in ascending order.
     """
 
     def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[OverlayPiece]]) -> None:

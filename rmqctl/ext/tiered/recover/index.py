@@ -1,5 +1,5 @@
-"""Recover the index of a broker's tier: move damaged files aside, add files with the missing items
-(tiered.md §5, §12, §17.6).
+"""Recover the index of a broker's tier: move damaged files aside, and add files with the missing
+items (tiered.md §5, §12, §17.6).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""Time (ms) by which items may be out of order in index files, since queues are uploaded one by
-one.
+"""Maximum time (ms) by which items may be out of order between index files. Queues are uploaded one
+by one, so the files overlap in time.
 """
 _BLOCK = 1 << 20
 _FEW = 1 << 14
@@ -45,9 +45,10 @@ _MISSING = "missing index items"
 
 @dataclass(slots=True)
 class RecoveredIndex(Changes):
-    """Plan for the index, and the segments after the plan is carried out. ``files``: the readable
-    files, uploaded or not. ``unread``: reasons why local files are unreadable. ``broken``: (path,
-    reason) of local files with other content. ``gone``: base offsets of files that are moved aside.
+    """Plan for the index. ``files``: the readable files, uploaded or not. ``unread``: reasons why
+    local files are unreadable. ``broken``: (path, reason) of local files that are not valid index
+    files. ``gone``: base offsets of files that are moved aside. ``segments``: the segments of the
+    index after the plan is carried out.
     """
 
     files: list[TierIndexFile] = field(default_factory=list)
@@ -64,8 +65,8 @@ class RecoveredIndex(Changes):
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """Examine the index files. With ``changes`` plan to move aside damaged files, and empty files
-    unless metadata shows that a broker left them.
+    """Examine the index files. With ``changes``, plan to move aside damaged files. Also move aside
+    empty files, unless the metadata shows that a broker left them.
     Raises: StoreIOError.
     """
     # Local files, not uploaded.
@@ -111,9 +112,10 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """Return the store time before which items may have expired: the time of the first file, if
-    this file does not begin at 0 and metadata contains no file before it. Files overlap in time, so
-    items as old as the first file's items may have been in a deleted file.
+    """Return the store time (ms) before which items may have expired, or 0 if no items have
+    expired. Items have expired if the first file does not begin at 0, and the metadata has no file
+    before it. A deleted file may have contained items as recent as those of the first file, because
+    files overlap in time.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -124,7 +126,9 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: TierIndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """Keep the end time of the metadata entry: a broker writes the header's end time or its own."""
+    """Return an index segment. If the end time in its metadata entry is a time that a broker may
+    write, keep this time.
+    """
     end, low, high = times_of(file)
     quirk = None
     if entry is not None and entry.begin_timestamp == file.timestamp and (
@@ -173,8 +177,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 
     ``queues``: each queue with its recovered state. ``metadata``: contains the topics' ids.
     ``scope``: cluster and broker. ``entries``: metadata entries of the index. A new file gets the
-    base offset of a missing file if there are enough items.
-    Raises: StoreIOError.
+    base offset of a missing file if there are enough items to fill it. Raises: StoreIOError.
     """
     make_folders(folder, durable=False)
     ids = {topic: entry.topic_id for topic, entry in metadata.topics.items()}
@@ -219,7 +222,9 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
                    ids: Mapping[str, int], indexed: IndexedItems,
                    damage: IndexDamage | None = None) -> RowFile:
-    """Return the missing items (`LOST`) of messages; ``damage`` receives all expected items."""
+    """Return the items (`LOST`) that messages should have but no index file contains. Pass all
+    expected items to ``damage``.
+    """
     missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
     for number, (queue, recovered) in enumerate(queues):
         offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
@@ -251,8 +256,8 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
            shape: fmt.TieredIndexShape) -> Iterator[tuple[int, int]]:
-    """Yield (base, number of items) of files that are missing before existing files, if the missing
-    files had the same ``shape``. ``bases_before``: bases of files that existed before.
+    """Yield (base, number of items) of each file that is missing before an existing file, assuming
+    that missing files had the same ``shape``. ``bases_before``: bases of files that existed before.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
@@ -269,7 +274,7 @@ def _holes(out: RecoveredIndex, bases_before: set[int],
 
 
 def _offsets(recovered: RecoveredQueue) -> Array:
-    """Return the targets of a queue's units after the recovery (int64 [units], ascending)."""
+    """Return the positions to which a queue's units point after the recovery (int64, ascending)."""
     offsets = np.fromfile(recovered.refs, np.int64)
     offsets.sort()
     return offsets
@@ -287,7 +292,7 @@ def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
 
 
 def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
-    """Return the items of the messages ``rows`` (bool) of a batch."""
+    """Return the items of those messages in a batch for which ``rows`` (bool) is true."""
     keys = keys_of(batch, name.topic)
     indexed = rows[keys.row] & (keys.key_hash != LOST_HASH)
     row = keys.row[indexed]
@@ -310,16 +315,18 @@ def _unknown(items: Array, indexed: IndexedItems) -> Array:
 
 LOST = np.dtype([("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"),
                  ("size", "i4"), ("store_time", "i8")])
-"""A missing item; ``offset`` is the message's offset in the queue's commit log."""
+"""A missing item. ``offset``: the offset of its message in the queue's commit log."""
 MAX_ITEMS = 1 << 20
-"""Maximum number of items in a new file: a broker finds more messages in several small files than
+"""Maximum number of items in a new file. A broker finds more messages in several small files than
 in one large file.
 """
 _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """Return a number (uint64) that identifies each item and is the same under both hash rules."""
+    """Return a number (uint64) that identifies each item, and that is the same under both hash
+    rules.
+    """
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 
@@ -364,9 +371,9 @@ class IndexedItems:
 
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
-    """Return (largest store time of a file's items, its lower and upper bound). The time is the
-    header's end time unless items are later: a broker loses the end time when it reopens a file
-    (tiered.md §5.1).
+    """Return the largest store time of a file's items, and the lower and the upper bound of this
+    time. It is the header's end time, unless items are later: a broker loses the end time when it
+    reopens a file (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
@@ -389,9 +396,9 @@ def end_of(file: TierIndexFile) -> int:
 
 def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
-    """Write compacted files with all items ``lost`` (`LOST`), by time; yield (path, bytes, begin,
-    end). ``used``: start times of other files. ``counts``: numbers of items of the first files;
-    their sum is at most the number of items.
+    """Write compacted files with all items ``lost`` (`LOST`), ordered by time. Yield (path, bytes,
+    begin time, end time) for each file. ``used``: begin times of existing files. ``counts``: number
+    of items for each of the first files.
     Raises: StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.
@@ -427,8 +434,8 @@ def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder
 
 def _bytes(lost: Array, rows: Array, shape: fmt.TieredIndexShape, begin: int,
            end: int) -> Iterator[bytes | memoryview]:
-    """Yield a file with the items ``lost[rows]`` in parts; a part is valid until the next part is
-    requested.
+    """Yield the bytes of a file with the items ``lost[rows]`` in parts. A part is valid until the
+    next part is requested.
     """
     slot = lost["key_hash"][rows].astype(np.int64) % shape.slots
     # Order by slot, and in a slot the newest item first.

@@ -1,9 +1,9 @@
 """Find damaged index files of a tier (tiered.md §5, §17.3 I): check their content as `tiered
 verify` does, and compare their items with the messages of the recovered queues.
 
-Items of expired messages and removed topics are not damage, nor are differences between versions,
-nor items whose messages are lost. An item is damaged if an intact message contradicts it, or if it
-replaces the missing item of a key.
+Some differences are not damage: items of expired messages, of removed topics and of lost messages,
+and differences between versions. An item is damaged if an intact message contradicts it. An item
+that points to no message is also damaged if it has the hash of a key whose item is missing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class IndexDamage(Items):
     """Finds damaged index files: add the index files, then the keys of all messages that will have
     a unit, then call `damaged`. Must be closed.
 
-    ``queues``: the broker's queues; methods receive the index of a queue in this list. ``offsets``
-    returns the targets of a queue's units after the recovery, ascending.
+    ``queues``: the broker's queues; the parameters ``number`` and ``queue`` of methods are indexes
+    in this list. ``offsets``: returns the positions to which a queue's units point after the
+    recovery, ascending.
     """
 
     def __init__(self, files: Iterable[TierIndexFile], queues: Sequence[FlatQueue],
@@ -56,7 +57,7 @@ class IndexDamage(Items):
                 self._reasons[file.where] = reason
 
     def _form(self, file: TierIndexFile) -> str | None:
-        """Return the first fault in a file's structure, or None."""
+        """Describe the first fault in a file's structure; None if the file has none."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
@@ -77,14 +78,14 @@ class IndexDamage(Items):
 
     @staticmethod
     def take_messages(keys: MessageKeys, batch: Batch, rows: Array) -> None:
-        """Add the messages ``rows`` (bool) of a batch, which have units."""
+        """Add the keys of those messages in a batch for which ``rows`` (bool) is true."""
         keys.add(text.PropertySegments(batch), rows, batch.offset, batch.column("total_size"),
                  batch.column("queue_offset"),
                  gather_int(batch.data, batch.start + ENGINE_TIME, "i8"),
                  batch.column("store_timestamp"))
 
     def take_lost(self, number: int, items: Array) -> None:
-        """Add keys in the form of index items (`index.LOST`)."""
+        """Add keys, which are given as index items (`index.LOST`)."""
         out: Array = np.zeros(len(items), KEY)
         out["mark"] = marks(np.full(len(items), number, np.int64), items["offset"], items["size"],
                             folded(items["key_hash"]))
@@ -93,7 +94,8 @@ class IndexDamage(Items):
         self.keys.add(out)
 
     def damaged(self, lacking: Array) -> list[tuple[TierIndexFile, str]]:
-        """Return the damaged files and their faults. ``lacking``: hashes of keys without an item.
+        """Return the damaged files, each with its first fault. ``lacking``: hashes of keys without
+        an item.
         Raises: StoreIOError.
         """
         self._lacking = np.unique(folded(lacking))
@@ -109,7 +111,9 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
-        """Yield the first item of a missing queue that has the hash of a key without an item."""
+        """Yield a finding about the first item that has the hash of a key without an item, but is
+        of a missing queue.
+        """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
             odd = ~np.isin(codes, self._codes) & np.isin(folded(items["key_hash"]), self._lacking)
@@ -138,8 +142,8 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Return whether an item that does not point to a message is damaged itself (else its
-        message is damaged).
+        """Return whether an item that does not point to a message is damaged. If it is not, the
+        message is damaged.
         """
         if self._is_whole(queue, item.commit_log_offset):
             return True
@@ -150,7 +154,7 @@ class IndexDamage(Items):
         return bool(np.isin(folded(np.array([item.key_hash])), self._lacking)[0])
 
     def _is_whole(self, number: int, offset: int) -> bool:
-        """Return whether ``offset`` is in an intact message with a unit."""
+        """Return whether the position ``offset`` is in an intact message that has a unit."""
         offsets, log = self._offsets(number), self.queues[number].commit_log
         row = int(np.searchsorted(offsets, offset, "right")) - 1
         if row < 0 or offset >= log.end:
@@ -167,7 +171,7 @@ class IndexDamage(Items):
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
     """Yield each batch of a queue's commit log with a boolean array: whether each message is of the
-    queue's topic and has a unit. ``offsets``: targets of its units, ascending.
+    queue's topic and has a unit. ``offsets``: positions to which the units point, ascending.
     Raises: StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)
@@ -193,8 +197,8 @@ def _among(values: Array, offsets: Array) -> Array:
 
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
-    """Return the numbers of hash slots of the uploaded files, damaged ones included: the items of
-    the first slot follow the last slot.
+    """Return the number of hash slots of each uploaded file, including damaged files. It is
+    computed from the position of the first slot's items, which follow the last slot.
     Raises: StoreIOError.
     """
     unit, counts = fmt.COMPACTED_SLOT, []

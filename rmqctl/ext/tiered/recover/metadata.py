@@ -1,8 +1,8 @@
 """Rebuild ``tieredStoreMetadata.json`` from the files of a tier (tiered.md §6, §17.6).
 
 Correct values are kept: topic ids, reserve times, creation times. Entries of missing files are
-removed, and missing entries of files are added. If metadata lacks a topic's id, it is determined
-from index items and the messages that they point to.
+removed, and entries are added for files without an entry. If the metadata has no id for a topic,
+the id is determined from index items and the messages to which they point.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, T
 from rmqctl.formats.tiered.units import NEVER
 
 _MAX_SAMPLES = 64
-"""Maximum number of items examined for each id."""
+"""Maximum number of items examined for each topic id."""
 _ENOUGH = 8
-"""Number of agreeing items after which no more items of an id are examined."""
+"""Number of matching items after which no more items of a topic id are examined."""
 _MAX_IDS = 1 << 16
-"""Maximum number of ids that are counted; a damaged file may contain any number of ids."""
+"""Maximum number of topic ids that are counted; a damaged file may contain any number of ids."""
 
 
 @dataclass(slots=True)
 class MetadataChanges:
-    """Number of changed entries of a metadata file, by kind of change."""
+    """Number of changed entries of a metadata file, for each kind of change."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -47,8 +47,9 @@ class MetadataChanges:
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, MetadataChanges]:
-    """Return a copy of ``old`` in which every topic has an entry: the entry in ``old``, else in
-    ``spare`` (a backup), else a new entry with the id in the index (``index_ids``) or the next id.
+    """Return a copy of ``old`` in which every topic has an entry, and the changes. The entry is the
+    one in ``old``, else the one in ``spare`` (a backup), else a new entry. A new entry gets the id
+    found in the index (``index_ids``), else the next id.
     """
     new, changes = old.copy(), MetadataChanges()
     new.old, new.faults = False, []
@@ -97,7 +98,7 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
 def _segments(new: Metadata, spare: Metadata | None, number: int,
               present: Mapping[str, Sequence[RecoveredSegment]], moved: set[str],
               changes: MetadataChanges, now: int, prefix: str) -> None:
-    """Update the entries of a kind of segment, for paths that begin with ``prefix``."""
+    """Update the entries of one kind of segment, whose paths begin with ``prefix``."""
     kind = names.KINDS[number]
     table = new.segments[kind]
     # Remove entries of missing files.
@@ -131,8 +132,8 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
 
 def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry | None,
            now: int, *, moved: bool) -> SegmentEntry:
-    """Return a segment's entry; ``moved``: a broker reads the wrong bytes as store time of some
-    messages.
+    """Return the metadata entry of a segment. ``moved``: whether a broker reads the wrong bytes as
+    the store time of some messages.
     """
     if old is None:
         created = segment.mtime_ms if segment.mtime_ms is not None else now
@@ -156,8 +157,8 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 
 def count_topic_ids(files: Iterable[TierIndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
-    """Return {topic: {id: number of items whose message has the key}}. Unreadable items and
-    messages do not count.
+    """Return {topic: {id: number of items with this id that point to a message of the topic with
+    the item's key}}. Unreadable items and messages are not counted.
     """
     samples: dict[int, list[tuple[int, int, int, int]]] = {}
     for file in files:
@@ -173,7 +174,7 @@ def count_topic_ids(files: Iterable[TierIndexFile],
 
 
 def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
-    """Return {topic: id} from the result of `count_topic_ids`; no two topics get the same id."""
+    """Return {topic: id} from the result of `count_topic_ids`. Each topic gets a different id."""
     chosen: dict[str, int] = {}
     used: set[int] = set()
     ranked = sorted(((count, topic_id, topic) for topic, ids in counts.items()
@@ -233,7 +234,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """Yield the keys from which a message's index items may be computed."""
+    """Yield the keys of a message that its index items may contain as hashes."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

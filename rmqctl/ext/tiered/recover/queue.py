@@ -48,9 +48,10 @@ _MAX_RUNS, _MAX_ROUNDS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSegment:
-    """A segment's state after the recovery. ``begin`` and ``end``: store times of its messages,
-    `NEVER` without a message; ``all_times``: whether the times of all messages are known (the times
-    of expired messages are not). ``quirk``: the times as a broker reads them, if they differ.
+    """A segment's state after the recovery. ``begin`` and ``end``: first and last store time of its
+    messages, `NEVER` without a message; ``all_times``: whether the times of all messages are known
+    (the times of expired messages are unknown). ``quirk``: the two times as a broker reads them, if
+    they differ.
     """
 
     base: int
@@ -63,7 +64,7 @@ class RecoveredSegment:
 
 
 def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str) -> None:
-    """Plan to copy a segment to its right name and to move the misnamed file aside."""
+    """Plan to copy a segment to its correct name. The caller moves the misnamed file aside."""
     full = os.path.abspath(flat.reader.where(segment.path))
     changes.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
                 "rename", segment.name, os.path.basename(target),
@@ -73,9 +74,9 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
     """Plan for a queue, and its state after the recovery, with queue offsets ``[first, last)``.
-    ``refs``: a file with the target (log offset, int64) of every unit. ``shifted``: messages whose
-    physicalOffset is corrected. ``view``: the queue with its recovered commit log, if files change.
-    ``ambiguous``: number of skipped records that may be messages.
+    ``refs``: path of a file with the position (int64) to which each unit points. ``shifted``:
+    messages whose physicalOffset is corrected. ``view``: the queue with its recovered commit log,
+    if files change. ``ambiguous``: number of skipped records that may be messages.
     """
 
     name: QueueName
@@ -94,12 +95,11 @@ class RecoveredQueue(Changes):
 def recover_queue(queue: FlatQueue, folder: str, entry_bases: Iterable[int], most: int, *,
                   drop_orphans: bool, keep_ambiguous: bool = False,
                   changes: bool = True) -> RecoveredQueue:
-    """Plan the recovery of a queue, with its new files in ``folder`` (of the scratch).
+    """Plan the recovery of a queue, with its new files in the scratch folder ``folder``.
 
-    ``entry_bases``: bases of consume queue files in the metadata. ``most``: the number of units in
-    a file. ``keep_ambiguous``: keep intact records that may be in a body as messages. Without
-    ``changes`` the queue is only examined.
-    Raises: StoreIOError.
+    ``entry_bases``: bases of consume queue files in the metadata. ``most``: maximum number of units
+    in a file. ``keep_ambiguous``: whether to keep, as messages, intact records that may be in a
+    message body. Without ``changes`` the queue is only examined. Raises: StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
                          changes=changes).run(entry_bases, most)
@@ -164,9 +164,9 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> CommitLogSurvey:
-        """Survey the log, and repeat the survey after each change of the log's files: a segment is
-        moved to the base that all of its messages imply; a segment without a message that overlaps
-        another segment is removed.
+        """Survey the log. Move a segment to the base that all of its messages imply, and remove a
+        segment without a message that overlaps another segment. Survey the log again after each of
+        these changes.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -196,8 +196,8 @@ class QueueRecovery:
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
     def _rename(self, segments: Sequence[Segment]) -> None:
-        """Plan to copy misnamed commit log files to their right names; consume queue files are
-        rebuilt instead.
+        """Plan to copy misnamed commit log files to their correct names. Misnamed consume queue
+        files are moved aside, since they are rebuilt.
         """
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]
@@ -213,7 +213,9 @@ class QueueRecovery:
     # -- the commit log ---------------------------------------------------------------------------
 
     def _close_up(self, surveyed: CommitLogSurvey) -> CommitLogSurvey:
-        """Survey the log without repeated parts of blocks; return the survey with less damage."""
+        """Survey the log without repeated parts of blocks. Return this survey if it has less
+        damage, else the given survey.
+        """
         log, files = close_up(surveyed, self._folder)
         if not files:
             return surveyed
@@ -237,8 +239,9 @@ class QueueRecovery:
 
     def _mend(self,
               surveyed: CommitLogSurvey) -> tuple[CommitLogSurvey, list[tuple[int, int, int]]]:
-        """Patch repairable records and wrong physical offsets; return (the survey with units that
-        point to the remaining damage, the bounds of these units).
+        """Plan to patch records that can be repaired, and wrong physical offsets. Return the
+        survey, extended by units that point to the remaining damage, and the bounds of the damage
+        for each unit.
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -279,7 +282,7 @@ class QueueRecovery:
         return surveyed, damaged.bounds
 
     def _survey_with(self, surveyed: CommitLogSurvey, reader: Patched) -> CommitLogSurvey:
-        """Survey the log as it will be after the recovery, through ``reader``."""
+        """Survey the log as it will be after the recovery; ``reader`` returns repaired bytes."""
         log = replace(surveyed.log, reader=reader)
         self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
         path = os.path.join(self._folder, "rows-mended")
@@ -313,7 +316,9 @@ class QueueRecovery:
                           None, "; ".join(why), "place")
 
     def _plan_log_segments(self, surveyed: CommitLogSurvey, end: int) -> None:
-        """Add the segments that the log will have. ``end``: end of the units' targets."""
+        """Add the segments that the log will have after the recovery. ``end``: position after the
+        last message that has a unit.
+        """
         log = surveyed.log
         cut = self._cut_orphans(surveyed, end)
         for surveyed_segment in surveyed.segments:
@@ -329,8 +334,8 @@ class QueueRecovery:
                 and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: CommitLogSurvey, end: int) -> int | None:
-        """Plan to truncate the log after the last byte that a unit points to, if requested; return
-        the tiered offset of the cut, or None.
+        """If requested, plan to truncate the log at ``end``, after the last message that has a
+        unit. Return the logical offset of the truncation; None if the log is not truncated.
         """
         log = surveyed.log
         if not log.segments or end >= log.end:
@@ -357,7 +362,9 @@ class QueueRecovery:
     # -- the consume queue ------------------------------------------------------------------------
 
     def _write_units(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> int:
-        """Plan the changed files; return the end (tiered offset) of their units' targets."""
+        """Plan the changed consume queue files. Return the position after the last message that has
+        a unit.
+        """
         reach = 0
         try:
             with open(self._out.refs, "wb") as refs:
@@ -422,7 +429,7 @@ class QueueRecovery:
         return reach
 
     def _plan_empty_files(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> None:
-        """Plan what to do with consume queue files that keep no unit or never had one."""
+        """Plan what to do with consume queue files in which no unit is kept, or which are empty."""
         used = {file.base for file in files}
         last = max(used, default=0)
         for segment in units.queue.segments:
@@ -442,8 +449,8 @@ class QueueRecovery:
 
 def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
-    """Yield notes about parts of a queue that cannot be recovered or are kept as they are.
-    ``dropped``: nothing after this tiered offset counts as lost.
+    """Yield notes about parts of a queue that cannot be recovered, or are kept unchanged.
+    ``dropped``: offset after which nothing counts as lost, None if no orphans are dropped.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.

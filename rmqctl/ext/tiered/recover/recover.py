@@ -1,7 +1,7 @@
 """Plan the recovery of a broker's tier from its files alone (tiered.md §12, §17.6).
 
-The commit logs are the source: wrong or missing units are rebuilt from their intact messages, then
-metadata and missing index items. Nothing is changed here.
+The commit logs are the source: wrong or missing units are rebuilt from their intact messages, and
+then the metadata and missing index items. This module only plans; it changes no file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _MAX_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(label, total) -> a context that provides a function to call with the amount done."""
+"""A function of a label and a total. It returns a context manager that yields a function, which is
+called with the amount of work done.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class TierRecoverOptions:
     """Options of a recovery. ``parts``: some of `PARTS`. Sizes are in bytes; None: detected from
     the files.
 
-    ``all_index``: rebuild the index even if no index file is left, or local index files are unknown
-    or unreadable.
+    ``all_index``: whether to rebuild the index even if all index files are missing, or local index
+    files are unknown or unreadable.
     """
 
     parts: frozenset[str] = frozenset(PARTS)
@@ -69,7 +71,7 @@ def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: TierRecove
 
 
 def changes_nothing(tier: Tier) -> bool:
-    """Return whether a recovery of the tier has no steps, or cannot be planned."""
+    """Return whether a recovery would not change the tier, or cannot be planned."""
     try:
         with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
             return plan_recover(opened, scope_of(opened, None, None), scratch,
@@ -135,8 +137,8 @@ class _Recovery:
                     dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
-        """Add notes about foreign files in the tier. Raises: StoreIOError for unreadable
-        folders.
+        """Add notes about unexpected files in the tier. Raises: StoreIOError for an unreadable
+        folder of the broker.
         """
         own_folder = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
         for problem in self._tier.problems:
@@ -174,7 +176,9 @@ class _Recovery:
     # -- metadata ---------------------------------------------------------------------------------
 
     def _load_metadata(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
-        """Return (the metadata to start from, its backup, why the file cannot be used)."""
+        """Return three values: the metadata to start from; its backup, or None; and why the
+        metadata file cannot be used, or None.
+        """
         path = self._scope.metadata_path
         readable = []
         why = None
@@ -201,7 +205,7 @@ class _Recovery:
 
     def _topics(self, files: Sequence[TierIndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.MetadataChanges]:
-        """Return (metadata with an id for every topic of the tier, the changes made to it)."""
+        """Return metadata with an id for every topic of the tier, and the changes made to it."""
         oldest: dict[str, int] = {}
         for queue in queues:
             begin = min((segment.begin for segment in queue.commit_log), default=1 << 62)
@@ -236,8 +240,8 @@ class _Recovery:
     # -- index ------------------------------------------------------------------------------------
 
     def _slots(self) -> int | None:
-        """Return the number of hash slots: the given number, else that in most uploaded files, else
-        that noted in the tier.
+        """Return the number of hash slots: the given number, else the number in most uploaded
+        files, else the number noted in the tier.
         """
         if self._options.index_slots is not None:
             return self._options.index_slots
@@ -288,7 +292,9 @@ class _Recovery:
 
     def _why_index_stays(self, index: recover_index.RecoveredIndex,
                          queues: Sequence[RecoveredQueue]) -> str | None:
-        """Return why missing items are not rebuilt ("" for no message), or None if they are."""
+        """Return the reason why missing items are not rebuilt, or None if they are rebuilt. An
+        empty reason is not reported.
+        """
         if self._tier.broker_root is None:
             return ("the broker's local root is unknown, and so are its index files that are not "
                     "uploaded: missing items are not rebuilt (pass --metadata FILE)")
@@ -311,11 +317,13 @@ class _Recovery:
 
     @staticmethod
     def _local_shape(index: recover_index.RecoveredIndex) -> fmt.TieredIndexShape | None:
-        """Return the shape of the newest file that is not uploaded."""
+        """Return the shape of the newest index file that is not uploaded."""
         return next((file.shape for file in reversed(index.files) if file.form == OPEN), None)
 
     def _is_dispatched(self, queues: Sequence[RecoveredQueue]) -> bool:
-        """Return whether rmqctl must still index its own uploads."""
+        """Return whether rmqctl was interrupted before it had indexed all messages that it
+        uploaded.
+        """
         scope = self._scope
         progress = IndexProgress(scope.broker_root, f"{scope.cluster}/{scope.broker}")
         progress.load()

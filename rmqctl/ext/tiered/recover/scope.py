@@ -14,8 +14,8 @@ from rmqctl.parse_values import is_url
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A broker's part of a tier. The file at ``metadata_path`` may not exist yet; ``broker_root``
-    is the broker's local root.
+    """A broker's part of a tier. ``metadata_path``: the metadata file, which may not exist yet;
+    ``broker_root``: the broker's local root.
     """
 
     cluster: str
@@ -37,7 +37,8 @@ def open_tier(root: str, metadata: str | None) -> Tier:
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
-    """Return the scope of the broker that is named, or the only one, or the metadata's broker.
+    """Return the scope of the broker with the given name. Without a name, return the scope of the
+    only broker, or of the broker that the metadata contains.
     Raises: UsageError.
     """
     if tier.metadata_path is None or tier.broker_root is None:

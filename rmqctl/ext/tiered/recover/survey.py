@@ -1,8 +1,9 @@
 """Survey a queue's commit log: write a row for every intact message to a scratch file.
 
-Rows are in the order of the log, in a scratch file, so a queue of millions of messages needs little
-memory (tiered.md §17.6). Messages with a wrong physical offset are included; such messages exist if
-a broker's write was cut off and then repeated after the part already written (§8.4).
+Rows are in the order of the log. Since they are in a file, a queue of millions of messages needs
+little memory (tiered.md §17.6). Messages with a wrong physical offset are included. Such messages
+exist if a broker's write was interrupted, and the broker wrote the complete block after the part
+already written (§8.4).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 """A message: ``position`` is its logical offset in the queue's commit log."""
 
 _QUIRK_AT = 56
-"""Offset at which a broker reads the store time, even if an IPv6 born host moves the field (§3)."""
+"""Position in a record at which a broker reads the store time, even if an IPv6 born host moves the
+field (§3).
+"""
 _MAX_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
 """The field whose value is wrong in a shifted message."""
@@ -45,10 +48,10 @@ _WINDOW = 4 << 20
 
 @dataclass(slots=True)
 class SegmentSurvey:
-    """A commit log segment. ``begin`` and ``end``: range of its store times (`NEVER` without a
-    message); ``quirk``: the range as a broker reads it, if it differs. ``damaged``: bytes that are
-    neither message nor coda. ``beyond``: number of messages that extend past the next segment's
-    base.
+    """A commit log segment. ``begin`` and ``end``: first and last store time of its messages
+    (`NEVER` without a message); ``quirk``: the two times as a broker reads them, if they differ.
+    ``damaged``: number of bytes that are not in a message or coda. ``beyond``: number of messages
+    that extend past the next segment's base.
     """
 
     segment: Segment
@@ -62,8 +65,8 @@ class SegmentSurvey:
 
 @dataclass(slots=True)
 class CommitLogSurvey:
-    """A queue's commit log. ``rows``: `ROW`s in log order; the position of a shifted message is its
-    real position. ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of
+    """A queue's commit log. ``rows``: `ROW`s in log order. The row of a shifted message contains
+    its real position. ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of
     messages of other queues.
     """
 
@@ -81,11 +84,11 @@ class CommitLogSurvey:
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of intact records that may be messages or part of a message body."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
-    """(segment, base) if all messages of the segment imply another base."""
+    """Segments whose messages all imply another base, each with this base."""
 
     @property
     def damaged(self) -> int:
-        """Bytes that are neither message nor coda."""
+        """Number of bytes that are not in a message or coda."""
         return sum(segment.damaged for segment in self.segments)
 
     def in_the_way(self) -> list[Segment]:
@@ -95,7 +98,9 @@ class CommitLogSurvey:
                 and not after.messages and after.damaged]
 
     def times(self, start: int, end: int) -> tuple[int, int]:
-        """Return (least, largest) store time of the messages in ``[start, end)`` of the log."""
+        """Return the least and the largest store time of the messages in ``[start, end)`` of the
+        log.
+        """
         rows = np.searchsorted(self.rows["position"], [start, end])
         times = self.rows["store_time"][rows[0]:rows[1]]
         return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
@@ -131,7 +136,9 @@ class MessageRows:
         self._tags = TagsCodes(self._topics)
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """Return (rows of a batch's messages, whether they are of the queue (bool))."""
+        """Return a row for each message of a batch, and a boolean array: whether each message is of
+        the queue.
+        """
         topic = self._topics.encode(text.topics(batch))
         rows: Array = np.zeros(len(batch), ROW)
         rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
@@ -174,7 +181,7 @@ class _SegmentReader:
             yield from self._damaged(source, about, waiting)
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
-        """Return the rows of the valid messages of a batch."""
+        """Return the rows of the valid messages of the queue in a batch, and update the survey."""
         survey = self._survey
         rows, own = self._messages.of(batch)
         # Messages of this queue that end before the next segment begins.
@@ -211,7 +218,7 @@ class _SegmentReader:
         about.quirk = _widened(span if about.messages > len(rows) else (NEVER, NEVER), times)
 
     def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
-        """Yield the rows of messages in a span, which have wrong physical offsets."""
+        """Yield the rows of messages with wrong physical offsets in a damaged span."""
         surveyed = self._survey
         start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
@@ -251,7 +258,7 @@ def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
 # -- repeated parts of blocks ---------------------------------------------------------------------
 
 class ReaderOverlay:
-    """A reader that shows the files of another reader with some changes. It does not close the
+    """A reader that presents the files of another reader with some changes. It does not close the
     other reader.
     """
 
@@ -272,7 +279,7 @@ class ReaderOverlay:
 
 
 class Overlaid(ReaderOverlay):
-    """A reader that replaces some files ({path: path of a local file})."""
+    """A reader that replaces some files by local files. ``files``: {path: path of a local file}."""
 
     def __init__(self, below: TierReader, files: dict[str, str]) -> None:
         super().__init__(below)
@@ -294,15 +301,14 @@ class Overlaid(ReaderOverlay):
 
 
 def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Remove, from segments, the part of a block that a broker wrote before it wrote the complete
+    """Remove from segments the part of a block that a broker wrote before it wrote the complete
     block again (tiered.md §8.4). Without this part, units, index items and the next segment match
     the log.
 
-    Return (the log with the new files, {segment's path: new file in ``folder``}). A segment is
-    changed only if it then ends exactly at the next segment's base. The last segment may remain
-    unchanged; in an earlier segment, the bytes after the start of the next segment could otherwise
-    not be addressed.
-    Raises: StoreIOError.
+    Return the log with the new files, and {segment's path: new file in ``folder``}. A segment is
+    only changed if it then ends exactly at the next segment's base. The last segment is not
+    changed. In an earlier segment, the bytes after the start of the next segment could otherwise
+    not be addressed. Raises: StoreIOError.
     """
     log, files = survey.log, {}
     segments = []
@@ -321,8 +327,8 @@ def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, 
 
 
 def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int] | None:
-    """Return ``[start, end)`` of the repeated part in the file; None if there is none or if the
-    file without it would not end at the next segment.
+    """Return the repeated part of a segment as ``[start, end)`` in its file. Return None if no part
+    is repeated, or if the file without this part would not end at the next segment's base.
     """
     if not segment.name_ok:
         return None
@@ -335,8 +341,8 @@ def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int]
 
 
 def correct_offsets(survey: CommitLogSurvey, files: dict[str, str]) -> None:
-    """Correct the physical offsets of the messages after the repeated part in new files. These
-    messages are no longer ``shifted``.
+    """Correct, in the new files, the physical offsets of the messages after the repeated part.
+    Remove these messages from ``survey.shifted``.
     Raises: StoreIOError.
     """
     left = []

@@ -26,17 +26,19 @@ from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_ti
 from rmqctl.scan.overlay import OverlayPiece
 
 _SLACK = 1000
-"""Maximum time (ms) by which a store time may be out of order without being examined."""
+"""Maximum time (ms) by which a store time may be out of order and is not examined."""
 _MAX_DOUBTFUL, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
-"""Limit (ms) to which times are clipped: larger than any real time, and safe from integer
+"""Limit (ms) for times in calculations. It is larger than any real time, and prevents integer
 overflow.
 """
 
 
 @dataclass(slots=True)
 class MendedTimes:
-    """Corrected store times: ``pieces`` by the segment's path, ``reasons`` in words."""
+    """Corrected store times. ``pieces``: corrected pieces by the segment's path; ``reasons``:
+    reasons for the corrections, as texts.
+    """
 
     pieces: dict[str, list[OverlayPiece]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
@@ -78,8 +80,8 @@ def _record(log: FlatFile, place: int) -> Record | None:
 
 
 def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
-    """Yield (position, store times before and after, whether the time is impossible) of the first
-    store times that are out of order.
+    """Yield (position, store times before and after, whether the time is impossible) for store
+    times that are out of order, at most `_MAX_DOUBTFUL`.
     """
     rows, count = surveyed.rows, 0
     for start in range(0, len(rows), _BLOCK):
@@ -107,7 +109,9 @@ def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
 
 def joined(pieces: Mapping[str, Sequence[OverlayPiece]], more: Mapping[str, Sequence[OverlayPiece]],
            below: TierReader) -> dict[str, list[OverlayPiece]]:
-    """Merge two sets of changes to disjoint pieces, by file. Raises: StoreIOError."""
+    """Merge two sets of corrected pieces, by file. Where pieces overlap, those in ``more`` are
+    used. Raises: StoreIOError.
+    """
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)
     result: dict[str, list[OverlayPiece]] = {}

@@ -1,9 +1,9 @@
-"""Rebuild the consume queue of a queue: units that point to their messages are kept, and the others
-are created from the messages (tiered.md §4, §17.6).
+"""Rebuild the consume queue of a queue: units that point to their messages are kept, and all other
+units are created from the messages (tiered.md §4, §17.6).
 
-A queue offset with neither a unit nor a message remains a hole. New files never span a hole,
+A queue offset without a unit and without a message remains a hole. New files never span a hole,
 because a broker that reads across a hole returns wrong messages. Existing files keep their holes;
-new files are created between and after them.
+new files are created between and after existing files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class OffsetRun(NamedTuple):
 
 
 class Expected:
-    """The units computed from a queue's messages; if a queue offset is repeated, the last message
-    counts.
+    """The units computed from a queue's messages. If several messages have the same queue offset,
+    the last of these messages is used.
     """
 
     def __init__(self, rows: Array) -> None:
@@ -64,14 +64,16 @@ class Expected:
             self.offsets[starts], self.offsets[ends], strict=True)]
 
     def run_of(self, queue_offset: int) -> OffsetRun | None:
-        """Return the run that contains a queue offset, or None."""
+        """Return the run that contains a queue offset; None if no run contains it."""
         number = bisect_right(self.runs, queue_offset, key=lambda run: run.start) - 1
         if number >= 0 and queue_offset < self.runs[number].end:
             return self.runs[number]
         return None
 
     def find(self, queue_offsets: Array) -> tuple[Array, Array]:
-        """Return (whether each queue offset has a message (bool), the rows of the messages)."""
+        """Return a boolean array: whether each queue offset has a message; and the rows of these
+        messages.
+        """
         if not len(self.offsets):
             return (np.zeros(len(queue_offsets), bool),
                     np.zeros(len(queue_offsets), self.rows.dtype))
@@ -88,7 +90,7 @@ def _ascends(offsets: Array) -> bool:
 
 
 def breaks(offsets: Array) -> Array:
-    """Return the positions of values that are not the previous value plus 1."""
+    """Return the positions of values that are not their previous value plus 1."""
     step = 1 << 20
     numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
                for start in range(0, len(offsets) - 1, step)]
@@ -97,8 +99,8 @@ def breaks(offsets: Array) -> Array:
 
 @dataclass(slots=True)
 class UnitCounts:
-    """Counts of units by outcome. ``added``: built for queue offsets without a unit. ``unknown``:
-    units that point into the log, but not to an intact message.
+    """Counts of units by outcome. ``added``: units built for queue offsets without a unit.
+    ``unknown``: units that point into the log, but not to an intact message.
     """
 
     sound: int = 0
@@ -115,12 +117,14 @@ class RebuiltUnits:
                  damaged: Sequence[tuple[int, int, int]] = ()) -> None:
         self.log, self.queue, self.expected = log, queue, expected
         self._damaged: Array = np.array(sorted(damaged), np.int64).reshape(-1, 3)
-        """(queue offset, start, end) of the bytes of damaged messages."""
+        """For each damaged message, its queue offset, and the start and end of the bytes that
+        contain it.
+        """
         self.counts = UnitCounts()
         self.cut = 0
-        """Number of units dropped at the end because they do not point to a message."""
+        """Number of units at the end that are dropped because they do not point to a message."""
         self.lost: list[tuple[int, UnitRecord]] = []
-        """The first dropped units that pointed to a message, with their queue offsets."""
+        """The first dropped units that once pointed to a message, with their queue offsets."""
         self._kept = {segment.base: OffsetRun(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
                       for segment in queue.segments}
         self._trim()
@@ -128,7 +132,7 @@ class RebuiltUnits:
 
     @property
     def damaged(self) -> int:
-        """Number of queue offsets whose messages are damaged: only damaged bytes remain."""
+        """Number of queue offsets whose messages are damaged, so that only damaged bytes remain."""
         return len(self._damaged)
 
     @property
@@ -138,11 +142,13 @@ class RebuiltUnits:
     # -- what is there ----------------------------------------------------------------------------
 
     def kept(self, segment: Segment) -> OffsetRun:
-        """Return the queue offsets of a segment's units that are kept."""
+        """Return the range of a segment's queue offsets whose units are kept."""
         return self._kept[segment.base]
 
     def _existing(self, start: int, end: int) -> tuple[Array, Array]:
-        """Return (units of ``[start, end)`` or zeros, whether they exist (bool))."""
+        """Return the units of ``[start, end)``, with zeros for missing units, and a boolean array:
+        whether each unit exists.
+        """
         units: Array = np.zeros(end - start, _DTYPE)
         present: Array = np.zeros(end - start, bool)
         for segment in self.queue.segments:
@@ -158,8 +164,8 @@ class RebuiltUnits:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Return whether units point to the message of their queue offset, or to a copy that was
-        written again.
+        """Return a boolean array: whether each unit points to the message of its queue offset, or
+        to a copy of this message.
         """
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
@@ -180,7 +186,7 @@ class RebuiltUnits:
         return good
 
     def _leads_to_damage(self, first: int, units: Array) -> Array:
-        """Return whether units point to the damaged bytes of their messages."""
+        """Return a boolean array: whether each unit points to the damaged bytes of its message."""
         inside: Array = np.zeros(len(units), bool)
         low, high = np.searchsorted(self._damaged[:, 0], (first, first + len(units)))
         for queue_offset, start, stop in self._damaged[low:high].tolist():
@@ -190,7 +196,9 @@ class RebuiltUnits:
         return inside
 
     def _leads_inside(self, units: Array) -> Array:
-        """Return whether units point to bytes of the log, or to expired bytes."""
+        """Return a boolean array: whether each unit points to bytes of the log, or to expired
+        bytes.
+        """
         offset = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)
         inside: Array = ((offset >= 0) & (offset < self.log.end) & (size >= message.MIN_SIZE)
@@ -198,8 +206,8 @@ class RebuiltUnits:
         return inside
 
     def _trim(self) -> None:
-        """Drop units at the end that point past the log and have no message: a broker would write
-        its next messages at their targets.
+        """Drop units at the end that point past the end of the log and have no message. Otherwise a
+        broker would write its next messages at the offsets to which these units point.
         """
         for segment in reversed(self.queue.segments):
             sound_run = self._kept[segment.base]
@@ -235,8 +243,9 @@ class RebuiltUnits:
         return runs or self.expected.runs[-1:]
 
     def fill(self, *, before: bool, behind: bool) -> None:
-        """Extend the runs by adjacent messages: between runs always, before the first run if
-        ``before`` is set, and after the last run if ``behind`` is set.
+        """Extend the runs of units by adjacent messages. Runs are always extended towards each
+        other; the first run is extended backwards if ``before`` is set, the last run forwards if
+        ``behind`` is set.
         """
         runs, last = self.runs, len(self.runs) - 1
         for number, run in enumerate(runs):
@@ -251,8 +260,8 @@ class RebuiltUnits:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """Return the units of ``[start, end)``, which is part of a run, and whether any unit
-        changes. Count the outcomes.
+        """Return the units of ``[start, end)``, which is part of a run, and whether any of these
+        units changes. Add the outcomes to ``counts``.
         """
         units, present = self._existing(start, end)
         sound = present & self._sound(start, units)
@@ -280,8 +289,8 @@ class RebuiltUnits:
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """Return (least, largest) store time of the units' messages (`NEVER` without a message),
-        and whether the store times of all messages are known.
+        """Return the least and the largest store time of the units' messages (`NEVER` without a
+        message), and whether the store times of all messages are known.
         """
         numbers = np.arange(start, start + len(units))
         has, rows = self.expected.find(numbers)
@@ -292,8 +301,8 @@ class RebuiltUnits:
         return int(times.min()), int(times.max()), bool(has.all())
 
     def missing(self) -> list[OffsetRun]:
-        """Return the runs of queue offsets whose messages get no unit because there is a hole
-        before them.
+        """Return the runs of queue offsets whose messages get no unit, because a hole separates
+        them from the runs of units.
         """
         missing = []
         for messages in self.expected.runs:
@@ -315,8 +324,9 @@ def _joined(runs: Iterable[OffsetRun]) -> list[OffsetRun]:
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """Return (a flat file with one segment per base, including segments with a wrong hash in the
-    name; the other segments). ``unit``: bases must be a multiple of it.
+    """Return a flat file with one segment per base, and all other segments. A segment with a wrong
+    hash in its name is only used if no other segment has its base. ``unit``: bases must be a
+    multiple of this.
     """
     good: dict[int, Segment] = {}
     wrong = []
@@ -330,7 +340,9 @@ def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]
 
 
 def _without_overlaps(flat: FlatFile, segments: Sequence[Segment]) -> FlatFile:
-    """Return a flat file of these segments (ordered), each usable up to the next one."""
+    """Return a flat file of these segments (ordered). Each segment is usable up to the next
+    segment.
+    """
     return replace(flat, strange=[], segments=[
         replace(segment, usable=segment.size if following is None else
                 min(segment.size, following.base - segment.base))
@@ -344,8 +356,9 @@ def wrong_names(flat: FlatFile) -> list[Segment]:
 
 def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
         FlatFile, bool]:
-    """Return (the log with segments at the bases that their messages imply, whether any segment
-    moved). If a moved segment would overlap another, no segment is moved.
+    """Move the misplaced segments to the bases that their messages imply. Return the log, and
+    whether any segment moved. If a moved segment would overlap another segment, no segment is
+    moved.
     """
     bases = {segment.path: base for segment, base in misplaced}
     segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
@@ -359,8 +372,8 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
 
 
 def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
-    """Return the number of units in a consume queue file: the given number, else the number noted
-    in the tier, else that of full files or their metadata, else a broker's default.
+    """Return the maximum number of units in a consume queue file: the given number, else the number
+    noted in the tier, else the smallest distance between two files, else a broker's default.
     """
     if given is not None:
         return max(given // UNIT_SIZE, 1)
@@ -381,8 +394,8 @@ def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file of the recovered consume queue: queue offsets ``[start, end)``, and the existing
-    segment or None.
+    """A file of the recovered consume queue: its queue offsets ``[start, end)``, and the existing
+    segment, None for a new file.
     """
 
     start: int
@@ -397,8 +410,9 @@ class UnitFile:
 def unit_files(runs: Iterable[OffsetRun], segments: Sequence[Segment],
                sound_runs: Iterable[OffsetRun], entry_bases: Iterable[int],
                most: int) -> list[UnitFile]:
-    """Return the files for ``runs``. ``sound_runs``: the runs of kept units of each segment.
-    ``entry_bases``: bases of files in the metadata. ``most``: maximum number of units in a file.
+    """Return the consume queue files for ``runs``. ``sound_runs``: for each segment, the run of its
+    units that are kept. ``entry_bases``: bases of files in the metadata. ``most``: maximum number
+    of units in a file.
     """
     # Files begin at existing files, and at files in the metadata unless another contains them.
     present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}
