@@ -109,7 +109,7 @@ class Dispatch:
         for topic, number in local_queues.batch:
             self.outcomes.append(Outcome(
                 topic, number, status=SKIPPED,
-                reason="batch consume queue: rmqctl uploads only plain ones"))
+                reason="rmqctl does not upload batch consume queues"))
         for key in local_queues.queues:
             local = LocalQueue(self._view, self.store.queues[key])
             outcome = Outcome(*key)

@@ -82,7 +82,7 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
     # Uploaded files, one per base: empty, intact or damaged.
     flat, wrong = split_names(flat)
     for segment in wrong if changes else ():
-        out.move_aside(segment.path, segment.size, "another file is in its place")
+        out.move_aside(segment.path, segment.size, "another file has the same base offset")
     for segment, file in zip(flat.segments, uploaded(flat), strict=True):
         entry = entries.get(segment.base)
         if not segment.size:

@@ -121,7 +121,7 @@ class QueueRecovery:
         # Names: keep one file per base, move the others aside.
         log, wrong = split_names(queue.commit_log)
         rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
-        self._move_aside(wrong, "another file is in its place")
+        self._move_aside(wrong, "another file has the same base offset")
         self._move_aside(strange, "no consume queue file begins here")
         # The commit log: survey it, with its files at the offsets that their messages contain.
         surveyed = self._survey_placed(log, rows)
@@ -232,8 +232,8 @@ class QueueRecovery:
                 self._out.act(Replace(target, FileContent(files[segment.path]),
                                       segment.mtime_ms * 1_000_000),
                               "close up", segment.size, segment.usable,
-                              "a part of a block is stored twice: without it, every message is "
-                              "where its unit points")
+                              "a part of a block is stored twice; without the first copy, every "
+                              "unit points to its message")
         self._out.view = queue
         return again
 
@@ -308,8 +308,8 @@ class QueueRecovery:
                 if len(reasons) > _MAX_RUNS:
                     why.append(f"and {len(reasons) - _MAX_RUNS} more")
             if len(pieces) > len(mended.get(path, ())):
-                why.append("a block was written again after a part of itself: these messages "
-                           "contain wrong physical offsets")
+                why.append("an interrupted write was repeated: these messages contain wrong "
+                           "physical offsets")
             pieces.sort(key=lambda piece: piece.at)
             self._out.act(Patch(path, tuple(pieces)),
                           "mend records" if path in mended else "put places right", len(pieces),
@@ -422,7 +422,7 @@ class QueueRecovery:
         if added:
             why.append(f"messages without a unit: {added}")
         if segment.size - segment.size % UNIT_SIZE > size:
-            why.append("units at the end point past the commit log" if units.cut else
+            why.append("the last units point past the end of the commit log" if units.cut else
                        "it extends past the start of the next file")
         self._out.act(Replace(target, FileContent(path)), "rebuild" if wrong or added else "cut",
                       segment.size, size, "; ".join(why) or "its units differ from those expected")
@@ -457,15 +457,16 @@ def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dro
     if surveyed.doubtful:
         yield (f"{where}: {ambiguity(surveyed.doubtful)}; skipped unless --ambiguous keep is given")
     for segment, base in surveyed.misplaced:
-        yield (f"{surveyed.log.reader.where(segment.path)}: according to its messages it begins at "
-               f"{base}, where it does not fit")
+        yield (f"{surveyed.log.reader.where(segment.path)}: its messages belong to a segment that "
+               f"begins at {base}, but it does not fit there")
     if surveyed.damaged:
         yield (f"{where}: {surveyed.damaged} bytes of the commit log are not messages; they are "
                f"kept (from {surveyed.spans[0].offset} on)")
     # Report messages that no entry can point to, and entries that point to no message.
     if units.damaged:
-        yield (f"{where}: only damaged bytes are left of {plural(units.damaged, 'queue offset')} "
-               f"from {units.first_damaged} on; their units point there, and a broker skips them")
+        yield (f"{where}: only damaged bytes remain of {plural(units.damaged, 'queue offset')} "
+               f"from {units.first_damaged} on; a broker skips their units, which point to these "
+               "bytes")
     beyond = sum(part.beyond for part in surveyed.segments)
     if beyond:
         yield (f"{where}: {plural(beyond, 'message')} after the start of the next segment, where "
@@ -484,13 +485,13 @@ def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dro
     # Report queue offsets without entries, with an upper limit.
     missing = units.missing() if changes and dropped is None else []
     for run in missing[:_MAX_RUNS]:
-        yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units: they "
-               "are separated from the others by a gap")
+        yield (f"{where}: queue offsets {_range(run)} are in the commit log but get no units, "
+               "because a gap separates them from the queue's other messages")
     if len(missing) > _MAX_RUNS:
-        yield f"{where}: {len(missing) - _MAX_RUNS} more ranges of this kind"
+        yield f"{where}: {len(missing) - _MAX_RUNS} more such ranges"
     for left, right in pairwise(units.runs):
-        yield (f"{where}: neither units nor messages of queue offsets "
-               f"{_range(OffsetRun(left.end, right.start))} are left; the gap stays")
+        yield (f"{where}: units and messages of queue offsets "
+               f"{_range(OffsetRun(left.end, right.start))} are missing; the gap remains")
 
 
 def _range(run: OffsetRun) -> str:

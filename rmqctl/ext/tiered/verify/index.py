@@ -87,8 +87,8 @@ def _header(file: TierIndexFile) -> Iterator[Finding]:
                    0, length=4)
     tail = file.read(file.size - fmt.TAIL_SIZE, fmt.TAIL_SIZE)
     if shape.old and tail != fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big"):
-        yield note(file, "tiered-index-header", "the end mark after the items is not the one that "
-                   "5.1 writes", file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
+        yield note(file, "tiered-index-header", "the end mark after the items is not the value "
+                   "that 5.1 writes", file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
 
 
 def _slots(file: TierIndexFile) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _compacted_items(file: TierIndexFile, take: Take, times: ItemTimes) -> Itera
         negative = (hashed < 0) & ~_lowest(hashed, slots)
         bad = negative | (item_position < position) | (item_position >= position + length)
         for item in np.flatnonzero(bad).tolist():
-            reason = (f"items of the slot of its hash {int(hashed[item])} are elsewhere"
+            reason = (f"not among the items of the slot of its hash {int(hashed[item])}"
                       if not negative[item] else f"negative key hash: {int(hashed[item])}")
             yield note(file, "tiered-index-hash", f"item {first + item}: {reason}",
                        int(item_position[item]),

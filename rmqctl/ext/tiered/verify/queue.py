@@ -137,7 +137,7 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
     times = f"{time_text(begin)} to {time_text(end)}"
     true = f"{time_text(span.true_least)} to {time_text(span.true_most)}"
     if span.true_least <= begin and end <= span.true_most:
-        return "tiered-oddity", (f"the times {times} in the metadata are of a part of its "
+        return "tiered-oddity", (f"the times {times} in the metadata cover only a part of its "
                                  f"messages; all: {true}")
     if span.least <= begin and end <= span.most:
         return "tiered-oddity", ("its times in the metadata are bytes of an IPv6 host; its "
