@@ -145,8 +145,8 @@ class FlatFile:
         """Read a range as a broker does: from the segment that contains its start, and from the
         next segment.
 
-        Read up to ``further`` bytes after the range if they exist. Raises: FormatError if there is
-        nothing to read; StoreIOError.
+        Read up to ``further`` bytes after the range if they exist.
+        Raises: FormatError if there is nothing to read; StoreIOError.
         """
         number = next((n for n in range(len(self.segments) - 1, -1, -1)
                        if self.segments[n].base <= offset), None)
@@ -168,7 +168,8 @@ class FlatFile:
         """Return the record at a logical offset, even if its physicalOffset is wrong; None if no
         valid record starts there.
 
-        With ``size``, return only a record of that size. Raises: StoreIOError.
+        With ``size``, return only a record of that size.
+        Raises: StoreIOError.
         """
         from rmqctl.scan.resync import MAX_RECORD
 
@@ -308,8 +309,8 @@ class FlatQueue:
     def record(self, queue_offset: int) -> message.Record:
         """Return the message of a queue offset, after a check of its size and queue offset.
 
-        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`. Raises:
-        FormatError (with the offset) if the message is missing or does not match its unit.
+        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
+        Raises: FormatError (with the offset) if the message is missing or does not match its unit.
         """
         unit = self.unit(queue_offset)
         if unit is None:

@@ -320,7 +320,8 @@ class Router:
         """Return the queue offset at a store time; None if the queue does not exist.
 
         ``as_broker``: search exactly as 5.3.3 does. It searches the local store for the lower
-        boundary even if ``upper`` is set. Raises: FormatError if a broker's search fails.
+        boundary even if ``upper`` is set.
+        Raises: FormatError if a broker's search fails.
         """
         queue = self.queue(topic, queue_id)
         forced = self.strategy is Strategy.FORCE

@@ -134,8 +134,9 @@ def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
     metadata contains the broker's name, the returned request contains it, too.
 
     The metadata is the given file, else the file of a tier outside the store, else the store's
-    file. Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs
-    to other metadata.
+    file.
+    Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs to
+    other metadata.
     """
     # If the root is the store itself, its tier is in a folder of the store.
     if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(

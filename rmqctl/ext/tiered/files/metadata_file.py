@@ -195,8 +195,8 @@ def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
     """Publish metadata at ``path`` and keep the old file as ``.bak``. Return whether the file
     changed.
 
-    The new file is staged in ``broker_root``. Raises: StoreIOError; RefusedError for metadata at a
-    URL.
+    The new file is staged in ``broker_root``.
+    Raises: StoreIOError; RefusedError for metadata at a URL.
     """
     if is_url(path):
         raise RefusedError(f"{path}: cannot write metadata to a URL; copy it to this machine and "

@@ -67,8 +67,8 @@ class TierIndexFile:
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
         """Yield the items with a hash, newest first; examine at most ``most`` items of the slot.
 
-        In a compacted file this takes two reads. Raises: FormatError for a slot or link that points
-        outside the file.
+        In a compacted file this takes two reads.
+        Raises: FormatError for a slot or link that points outside the file.
         """
         slot = self.slot_of(key_hash)
         if self.form == EMPTY or slot < 0:

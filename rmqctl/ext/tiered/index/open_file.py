@@ -174,8 +174,8 @@ class OpenIndexFile:
     def put(self, rows: Array, latest: int) -> None:
         """Add items (`rmqctl.formats.tiered.index.Item`, in order), and set their ``previous``.
 
-        ``latest``: the largest store time of their messages. Raises: StoreIOError from an automatic
-        commit.
+        ``latest``: the largest store time of their messages.
+        Raises: StoreIOError from an automatic commit.
         """
         for start in range(0, len(rows), MAX_PENDING):
             part = rows[start:start + MAX_PENDING]
@@ -240,7 +240,8 @@ class OpenIndexFile:
         """Remove all items after item number ``items``, immediately and durably.
 
         The new end time is the latest time that matches the remaining items, whose times are in
-        seconds. Raises: StoreIOError; ValueError if fewer items are committed.
+        seconds.
+        Raises: StoreIOError; ValueError if fewer items are committed.
         """
         if not 0 <= items <= self.items:
             raise ValueError(f"{items} of {self.items} items cannot be kept")

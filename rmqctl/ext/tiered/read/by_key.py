@@ -361,7 +361,8 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     other keys.
 
     A broker also returns bytes that are not messages, or fails because of an item. Here such items
-    are ``dangling``. Raises: UsageError for index files of several brokers.
+    are ``dangling``.
+    Raises: UsageError for index files of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:
         raise UsageError("the tier has index files of several brokers, and a broker reads only its "

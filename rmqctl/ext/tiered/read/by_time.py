@@ -102,8 +102,9 @@ def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = 
     """Return the queue offset that a 5.3.3 broker's tier returns for a store time.
 
     Segment times come from metadata, or from the first and last message if the segment has no
-    entry. Raises: FormatError if the broker fails, because a message no longer exists or because
-    the time is after all segments.
+    entry.
+    Raises: FormatError if the broker fails, because a message no longer exists or because the time
+    is after all segments.
     """
     low, high = queue.min_offset, queue.commit_offset - 1
     if high == -1 or high < low:

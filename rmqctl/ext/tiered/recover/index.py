@@ -177,7 +177,8 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 
     ``queues``: each queue with its recovered state. ``metadata``: contains the topics' ids.
     ``scope``: cluster and broker. ``entries``: metadata entries of the index. A new file gets the
-    base offset of a missing file if there are enough items to fill it. Raises: StoreIOError.
+    base offset of a missing file if there are enough items to fill it.
+    Raises: StoreIOError.
     """
     make_folders(folder, durable=False)
     ids = {topic: entry.topic_id for topic, entry in metadata.topics.items()}

@@ -99,7 +99,8 @@ def recover_queue(queue: FlatQueue, folder: str, entry_bases: Iterable[int], mos
 
     ``entry_bases``: bases of consume queue files in the metadata. ``most``: maximum number of units
     in a file. ``keep_ambiguous``: whether to keep, as messages, intact records that may be in a
-    message body. Without ``changes`` the queue is only examined. Raises: StoreIOError.
+    message body. Without ``changes`` the queue is only examined.
+    Raises: StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
                          changes=changes).run(entry_bases, most)

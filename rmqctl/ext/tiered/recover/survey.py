@@ -308,7 +308,8 @@ def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, 
     Return the log with the new files, and {segment's path: new file in ``folder``}. A segment is
     only changed if it then ends exactly at the next segment's base. The last segment is not
     changed. In an earlier segment, the bytes after the start of the next segment could otherwise
-    not be addressed. Raises: StoreIOError.
+    not be addressed.
+    Raises: StoreIOError.
     """
     log, files = survey.log, {}
     segments = []

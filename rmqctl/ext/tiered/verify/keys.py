@@ -136,7 +136,8 @@ class KeySpool:
         """Add rows, which must not be changed afterwards.
 
         Threads may call this method concurrently, because rows with the same mark are always of one
-        queue, and one thread handles a queue. Raises: StoreIOError.
+        queue, and one thread handles a queue.
+        Raises: StoreIOError.
         """
         if not len(rows):
             return

@@ -317,7 +317,8 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: KeySpool
 
     Each thread opens the files itself. ``keys``: collects the keys of messages; None: keys are not
     checked. ``local_index``: the folder of index files that are not uploaded. ``local_from``: see
-    `QueueFindings`. Raises: StoreIOError.
+    `QueueFindings`.
+    Raises: StoreIOError.
     """
     from rmqctl.store.log.threads import parallel
 
