@@ -1,8 +1,8 @@
 """Interruption of a query by a signal.
 
-Python runs signal handlers only between two of its own instructions, and a library call that
-computes for minutes executes none. But the arrival of the signal writes a byte into a pipe at once,
-and a thread that waits for that byte stops the library; then the handler runs.
+Python runs signal handlers only between its own instructions, so a library call that computes for
+minutes delays them. But the arrival of a signal writes a byte into a pipe at once. A thread that
+waits for this byte stops the library call; then the handler runs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import contextmanager
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.2
-"""Seconds after which an interrupt is repeated, because an interrupt before a query
-begins is lost.
+"""Seconds between repeated interrupts: an interrupt that arrives before the query starts has no
+effect.
 """
 
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
-    """Call ``interrupt`` in another thread on SIGINT or SIGTERM, until the end of the block. Yield
+    """Until the end of the block, call ``interrupt`` in another thread on SIGINT or SIGTERM. Yield
     the list of received signals, because a library may drop the exceptions that signal handlers
     raise.
 
-    Do nothing outside of the main thread, or if another wakeup descriptor is set.
+    Do nothing outside of the main thread, or if another wakeup file descriptor is set.
     """
     # A handler written in Python runs late in a library's call; the wake-up pipe does not.
     came: list[int] = []

@@ -13,7 +13,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return the names without duplicates: a second ``name`` becomes ``name_2``."""
+    """Return the names, made unique: a second ``name`` becomes ``name_2``."""
     taken: dict[str, None] = {}
     for name in names:
         candidate, number = name, 1
@@ -30,7 +30,9 @@ def binary_text(value: bytes | bytearray) -> str:
 
 
 def moment_text(value: datetime) -> str:
-    """Return a time as ISO-8601 in UTC; a time without a zone is local time, as Spark passes it."""
+    """Return a time as ISO-8601 text in UTC; interpret a time without a zone as local time, as
+    Spark passes it.
+    """
     moment = value.astimezone(UTC)
     return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
                             "milliseconds").replace("+00:00", "Z")
@@ -47,6 +49,6 @@ def micros_text(value: int) -> str:
 
 
 def number_of(value: Decimal) -> int | str:
-    """Return an integer unchanged; any other number as text, which keeps all digits."""
+    """Return a whole number as an integer, and any other number as text, which keeps all digits."""
     integral = value.to_integral_value()
     return int(integral) if integral == value else str(value)

@@ -1,4 +1,4 @@
-"""Options of the data source for reading and following stores, parsed from texts.
+"""Options of the data source for reading and following (streaming) stores, parsed from text.
 
 Every invalid option raises UsageError.
 """
@@ -21,7 +21,7 @@ from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESS
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
          "body", "splitSize", "numPartitions", "commitlogDirs", "orphans", "failOnDataLoss")
 FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
-"""Options for following stores, in addition to those for reading."""
+"""Names of the additional options for following stores."""
 _BODIES = ("binary", "none")
 _ORPHANS = ("exclude", "include")
 _TRUTHS = {"true": True, "false": False}
@@ -30,9 +30,10 @@ _MAX_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a read. ``split_size`` in bytes, 0 for complete files, None for a default.
+    """Options for reading stores. ``split_size``: partition size in bytes; 0 for complete files,
+    None for a default.
 
-    ``paths`` are as given; `stores` expands them. ``orphans``: also read messages of tiers that no
+    ``paths`` are as given; `stores` expands them. ``orphans``: also read messages in tiers that no
     consume queue entry points to. ``fail_on_loss``: refuse a store that is known to have lost
     messages. ``compacted``: read compaction topics as a broker serves them, not as in the log.
     """
@@ -50,9 +51,9 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> ReadOptions:
-        """Parse a data source's options (names ignore case).
+        """Parse a data source's options (names are not case-sensitive).
 
-        ``more`` are the names of options that other code reads.
+        ``more``: names of further valid options, which other code parses.
         Raises: UsageError.
         """
         # Option names are not case-sensitive, and an empty value counts as not given.
@@ -87,7 +88,7 @@ class ReadOptions:
                    tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
 
     def stores(self) -> list[str]:
-        """Return the store directories that the paths name, in order, without duplicates.
+        """Return the store directories that match the paths, in order, without duplicates.
         Raises: NotAStoreError for a path that matches nothing.
         """
         stores: dict[str, None] = {}
@@ -108,8 +109,8 @@ class ReadOptions:
 
 
 def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
-    """Return the paths of the options ``path`` (one path, or several with commas) and ``paths``
-    (JSON, from ``load([...])``). URLs are unchanged.
+    """Return the paths of the options ``path`` (one path, or several separated by commas) and
+    ``paths`` (JSON, from ``load([...])``). URLs are unchanged.
     Raises: UsageError.
     """
     chosen: list[str] = []
@@ -125,7 +126,9 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 
 
 def local(path: str) -> str:
-    """Return the path of a file; URLs other than ``file:`` are rejected. Raises: UsageError."""
+    """Return the local path that a path or ``file:`` URL names.
+    Raises: UsageError for other URLs.
+    """
     if path.startswith("file:"):
         local_path = path.removeprefix("file:")
         return "/" + local_path.lstrip("/") if local_path.startswith("/") else local_path
@@ -137,9 +140,9 @@ def local(path: str) -> str:
 
 
 def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the options by their names in lower case.
-    Raises: UsageError for a name that is not in ``names``: a misspelled condition must not be
-    ignored.
+    """Return the option values by lower-case name.
+    Raises: UsageError for a name that is not in ``names``, because a misspelled condition must not
+    be ignored.
     """
     by_lower_case = {name.lower(): name for name in names}
     unknown = [name for name in given if name.lower() not in by_lower_case and "." not in name]
@@ -154,7 +157,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def number(name: str, text: str, least: int) -> int:
-    """Return an integer of at least ``least`` that fits into a Java int.
+    """Parse an integer of at least ``least`` that fits into a Java int.
     Raises: UsageError that names the option.
     """
     stripped = text.strip()
@@ -191,8 +194,8 @@ _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """The start of a stream. ``stores``: a physical offset or a word for each named store;
-    ``others``: the word for all others.
+    """Where a stream starts: at a physical offset, ``earliest`` or ``latest``. ``stores``: the
+    start of each named store; ``others``: the start of all other stores.
     """
 
     others: Start = "earliest"
@@ -206,7 +209,8 @@ class Starting:
 
 
 def starting(text: str | None) -> Starting:
-    """Parse ``earliest`` (the default), ``latest``, or a JSON object: store -> offset or word.
+    """Parse the option ``startingOffsets``: ``earliest`` (the default), ``latest``, or a JSON
+    object that maps stores to a physical offset, ``earliest`` or ``latest``.
     Raises: UsageError for anything else.
     """
     if text is None or text.strip().lower() in _WORDS:

@@ -1,8 +1,8 @@
-"""Plan of the reads of stores, in partitions of about equal bytes.
+"""Planning of reads: divides the files of stores into partitions of about equal size.
 
-Planning lists folders and reads very little: of a log only the ends of its last files and, with a
-condition on the time, the first two records of each file. No part that may contain a match is
-omitted. Many small files are combined into one partition.
+Planning lists folders and reads very little: the ends of a log's last files and, if there is a
+condition on the time, the first two records of each log file. A file or queue is skipped only if it
+cannot contain a match. Many small files are combined into one partition.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
 """Minimum and maximum default size of a partition in bytes."""
 MAX_PIECES = 10_000
-"""Default maximum number of partitions, which a driver can plan within seconds."""
+"""Maximum number of partitions unless an option sets it: a driver can plan this many within
+seconds.
+"""
 OPENING = 64 << 10
 """Cost of opening a file, expressed in bytes: opening thousands of tiny files also takes time."""
 _LAST_FILES = 8
@@ -43,14 +45,16 @@ _Times = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """A file or queue to divide: ``weight`` bytes; ``cut(start, end)`` returns a piece."""
+    """A file or queue to divide into pieces. ``weight``: its size in bytes; ``cut(start, end)``
+    returns the piece of this byte range.
+    """
 
     weight: int
     cut: Callable[[int, int], Piece]
 
 
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
-    """Return the pieces of each partition; a partition may have none.
+    """Return the list of pieces of each partition; a list may be empty.
 
     ``filters`` are all conditions, including those of ``options``.
     Raises: NotAStoreError, StoreIOError.
@@ -60,7 +64,7 @@ def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> li
 
 
 def partitions(items: list[PlanItem], options: ReadOptions, cores: int | None) -> list[list[Piece]]:
-    """Cut items into the pieces of each partition."""
+    """Cut items into pieces; return the list of pieces of each partition."""
     if options.split_size == 0 and options.partitions is None:
         return list(_whole(items))
     total = sum(item.weight for item in items)
@@ -72,13 +76,13 @@ def partitions(items: list[PlanItem], options: ReadOptions, cores: int | None) -
 
 
 def split_size(total: int, cores: int) -> int:
-    """Return the bytes of a partition for ``total`` bytes on ``cores`` cores."""
+    """Return the partition size in bytes for reading ``total`` bytes on ``cores`` cores."""
     return max(min(max(total // (4 * cores), MIN_SIZE), MAX_SIZE), total // MAX_PIECES)
 
 
 def _cut(items: list[PlanItem], total: int, count: int) -> list[list[Piece]]:
-    """Return ``count`` partitions of equal bytes; items without bytes are added to the preceding
-    partition.
+    """Cut items into ``count`` partitions of equal size in bytes; an item of 0 bytes is added to
+    the partition of an adjacent item.
     """
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
@@ -114,7 +118,7 @@ def _whole(items: Iterable[PlanItem]) -> Iterator[list[Piece]]:
 
 
 def of_store(path: str, options: ReadOptions, filters: Filters) -> Iterator[PlanItem]:
-    """Yield the pieces of one store."""
+    """Yield the files and queues of one store that contain rows of the table."""
     with Store.open(vfs.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
             store.layout.require(store.root, "consumequeue")
@@ -168,11 +172,11 @@ def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, u
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
-    """Return the used sizes of the last files of a log, by path; only these files can have an
+    """Return the used size in bytes of a log's last files, by path. Only these files can have an
     unused end.
 
-    At most eight files are read: the file that a broker writes to, and those that it allocated
-    ahead.
+    At most eight files are read: the file that a broker writes to, and the files that it allocated
+    in advance.
     """
     sizes: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:
@@ -191,12 +195,12 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 
 
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
-    """Return the files that may contain messages with store times of ``[since, until]`` (ms).
+    """Return the files that may contain messages with store times in ``[since, until]`` (ms).
 
-    A file is selected by its first two records. A store time is not covered by a CRC, so one record
-    is not enough: a file is skipped only if both records agree. Times in a file are assumed to be
-    in order up to `CLOCK_SKEW`. Returns all files if the times of their first records are out of
-    order: then the broker's clock is unreliable.
+    Files are selected by the store times of their first two records. No CRC covers a store time, so
+    a file is skipped only if two records agree. Times in a file are assumed to be in order, with
+    deviations of at most `CLOCK_SKEW`. If the first records of the files are not in order of time,
+    the broker's clock is unreliable, and all files are returned.
     """
     if (since is None and until is None) or len(log.files) < 2:
         return log.files
@@ -215,8 +219,8 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
 
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
-    """Return the (least, greatest) store time of a file's first two records; None if it has
-    fewer.
+    """Return the least and the greatest store time of a file's first two records; None unless the
+    file begins with two records.
     """
     first = log.record_at(file.base + file.head)
     second = None if first is None else log.record_at(
@@ -295,7 +299,7 @@ def _index_item(name: str, file: StoreFile, shape: IndexShape | None, count: int
 
 
 def _shape(store: Store, file: StoreFile) -> IndexShape | None:
-    """Return the layout of an index file; None if its content does not show it."""
+    """Return the layout of an index file; None if it cannot be determined from its content."""
     try:
         index = store.open_index(file)
     except FormatError:

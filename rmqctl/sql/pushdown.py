@@ -1,6 +1,6 @@
-"""Conditions on rows that the data source applies itself, exactly.
+"""Conditions on rows that the data source itself applies, exactly (predicate pushdown).
 
-A null value meets no condition, such as the topic of a frame without a message.
+A null value meets no condition: for example, the topic of a frame without a message is null.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.scan.frames import Array, Batch, gather
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Conditions that a row must all meet; None means no condition.
+    """Conditions on rows; a row must meet all of them. None means no condition.
 
     ``since`` and ``until`` (store time, ms) are inclusive; ``start`` and ``end`` are physical
     offsets, ``end`` is exclusive.
@@ -38,7 +38,7 @@ class Filters:
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that have a condition."""
+        """Return the names of the columns that have a condition."""
         asked = {"topic": self.topics, "queue_id": self.queue_ids,
                  "store_timestamp": (self.since, self.until),
                  "physical_offset": (self.start, self.end)}
@@ -46,8 +46,8 @@ class Filters:
                 and limits != (None, None)]
 
     def of_messages(self, batch: Batch) -> Batch:
-        """Return the messages of a batch that meet the conditions, selected before any column is
-        created.
+        """Return the messages of a batch that meet the conditions. This selection needs no Arrow
+        columns.
         """
         keep: Array | None = None
         for name, least, most in (("physical_offset", self.start, _before(self.end)),
@@ -63,8 +63,8 @@ class Filters:
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a record batch that meet the conditions; the batch must contain all of
-        `columns`.
+        """Return the rows of a record batch that meet the conditions; the batch must contain all
+        columns in `columns`.
         """
         keep: Any = None
         for name in self.columns:
@@ -92,9 +92,10 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """Return (smallest, greatest) integer for which a comparison can be true; None: no limit.
-    ``values`` are ``unit`` times as fine as the column: 1000 for values in microseconds and a
-    column in milliseconds.
+    """Return the smallest and the greatest integer in a column for which a comparison with
+    ``values`` can be true; None: no limit.
+    ``unit``: units of ``values`` per unit of the column, such as 1000 for values in microseconds
+    and a column in milliseconds.
     """
     low, high = min(values), max(values)
     least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1

@@ -1,6 +1,6 @@
-"""Needs of a query, determined from its text: all columns that it names anywhere, and the
-conditions if it is a simple query on the table messages. When in doubt, more columns and rows are
-included than needed.
+"""What a query needs, determined from its text: all columns that it names and, for a simple query
+on the table messages, its conditions on rows. When in doubt, more columns and rows are included
+than needed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COLUMNS: dict[str, Columns] = {
     MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
     OFFSETS: OFFSET_COLUMNS, FINDINGS: FINDING_COLUMNS,
 }
-"""All tables with their columns: those of the message object, of the data source, and of the
-commands ``offsets`` and ``verify``.
+"""The columns of each table. The tables offsets and findings contain the output of the commands
+``offsets`` and ``verify``.
 """
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
@@ -37,7 +37,9 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """Needs of a query for one table: columns ``names`` (None: all), and conditions on rows."""
+    """What a query needs from one table. ``names``: columns (None: all); ``filters``: conditions on
+    rows.
+    """
 
     names: set[str] | None
     filters: Filters = field(default_factory=Filters)
@@ -45,8 +47,8 @@ class Needs:
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
           columns_of: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
-    """Return the needs of a query for each table that it names; None if unknown:
-    then all tables are needed completely.
+    """Return what a query needs from each table that it names. Return None if this cannot be
+    determined: then all tables must be read completely.
     Raises: UsageError unless the text is a single query.
     """
     try:
@@ -100,8 +102,8 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """Return the conditions that the data source can apply, for a query on the table messages
-    alone.
+    """Return the conditions of a query that the data source can apply; no conditions unless the
+    query reads only the table messages.
     """
     try:
         node = tree["statements"][0]["node"]
@@ -148,7 +150,7 @@ def _condition(base: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Filt
 
 
 class _ColumnName(str):
-    """The name of a column, as opposed to a text value."""
+    """A column name; a text value is a plain ``str``."""
 
 
 _IN_MS = _ColumnName("epoch_ms(store_timestamp)")
@@ -163,7 +165,9 @@ class _TimeText:
 
 
 def _operand(node: Mapping[str, Any]) -> Any:
-    """Return the column, text, time or integer of a node; None for any other node."""
+    """Return the column name, text, time or integer that a syntax node contains; None for any other
+    node.
+    """
     if node.get("type") == "COLUMN_REF":
         return _ColumnName(node["column_names"][-1].lower())
     if node.get("type") == "FUNCTION" and len(node["children"]) == 1:
@@ -182,7 +186,9 @@ def _operand(node: Mapping[str, Any]) -> Any:
 
 
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _TimeText) -> int | None:
-    """Return the time that a text means to DuckDB; None if the text is not a time."""
+    """Parse a text as a time, as DuckDB does. Return it in µs since 1970; None if the text is not a
+    time.
+    """
     moment = _TimeText(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # the query reports it, too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "

@@ -1,9 +1,9 @@
-"""Reads of pieces of files in one task, as the Arrow record batches that Spark expects.
+"""Reading of file pieces in one task. The result is Arrow record batches, as Spark expects them.
 
-Pieces are plain values, sent from the driver to executors. A piece contains the size of its file at
-planning: a file that has shrunk since has lost rows, which is an error; rows appended since are not
-read. All other code of this module runs on executors and needs no pyspark: its input is a schema,
-conditions and pieces, its output record batches.
+Pieces are plain values, sent from the driver to executors. A piece contains the size that its file
+had at planning. If the file has shrunk since then, rows are missing, which is an error; rows that
+were appended since then are not read. All other code of this module runs on executors and needs no
+pyspark: it converts pieces to record batches, given a schema and conditions.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """The frames of a log file that begin in ``[start, end)``; both positions are arbitrary.
+    """The frames of a log file that begin in ``[start, end)``; ``start`` and ``end`` may be inside
+    a frame.
 
     ``store`` and ``file`` are the values of the columns of these names. ``last``: all bytes from
     ``end`` on are zero and belong to this piece. ``root`` is the path of the store. ``without``:
-    topics that are read from elsewhere.
+    topics to skip, because other pieces contain their messages.
     """
 
     store: str
@@ -62,8 +63,8 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Rows ``[start, end)`` of a consume queue file (with ``batch``, of a batch consume queue
-    file).
+    """Entries ``[start, end)`` of a consume queue file. ``batch``: whether it is a batch consume
+    queue file.
     """
 
     store: str
@@ -78,7 +79,7 @@ class QueuePiece:
 
 @dataclass(frozen=True, slots=True)
 class RocksPiece:
-    """The entries of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of
+    """The entries of a queue in RocksDB with queue offsets ``[start, end)``. ``folder``: path of
     the database.
     """
 
@@ -93,7 +94,7 @@ class RocksPiece:
 
 @dataclass(frozen=True, slots=True)
 class IndexPiece:
-    """The entries of an index file with the numbers ``[start, end)``."""
+    """The entries of an index file with entry numbers ``[start, end)``."""
 
     store: str
     file: str
@@ -127,20 +128,20 @@ class CompactedPiece:
 
 
 Constants = dict[str, str | int]
-"""Values of the columns that are the same for all rows of a piece."""
+"""Values that are the same for all rows of a piece, by column name."""
 
 
 class OtherPiece(Protocol):
-    """A piece with messages outside of stores, such as in a tier, which has its own code to read
-    them.
-    """
+    """A piece that reads its messages with its own code, for example from a tier."""
 
     @property
     def constants(self) -> Constants:
-        """Return the columns that have one value for all rows, except the file."""
+        """Return the values that are the same for all rows, except the column ``file``."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (file, messages of the file). Raises: StoreIOError."""
+        """Yield batches of messages, each with the path of the file that contains them.
+        Raises: StoreIOError.
+        """
 
 
 Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
@@ -158,8 +159,8 @@ def still_there(file: StoreFile) -> None:
 
 @dataclass(slots=True)
 class Holes:
-    """Ranges of a log file without messages. Damage is reported to ``lost``, and so are zeros, once
-    something follows them.
+    """Reports ranges of a log file without messages to ``lost``: damage at once, zeros only if
+    other data follows them.
     """
 
     path: str
@@ -167,7 +168,7 @@ class Holes:
     _zeros: list[Span] = field(default_factory=list)
 
     def passed(self, batch: Batch) -> None:
-        """Add a batch of the walk; its spans come after its messages."""
+        """Process the next batch of the log; the batch's spans come after its messages."""
         if self.lost is None:
             return
         if len(batch):
@@ -180,7 +181,7 @@ class Holes:
                 self._zeros.append(span)
 
     def settle(self) -> None:
-        """Report the zeros so far, because something follows them."""
+        """Report the ranges of zeros since the last message, because other data follows them."""
         zeros, self._zeros = self._zeros, []
         for span in zeros:
             if self.lost is not None:
@@ -192,10 +193,11 @@ class Holes:
 
 @dataclass(slots=True)
 class TableReader:
-    """Reader for pieces of one table: ``names`` are the table's columns, ``schema`` is Spark's.
+    """Reader for pieces of one table. ``names``: the columns to read; ``schema``: their names and
+    types in the result.
 
-    ``passed`` is called with each batch of a log; ``lost`` with each range without messages between
-    messages, and the path of its file.
+    ``passed``: called with each batch of a log. ``lost``: called with the path of a log file and
+    each range in which messages are missing, see `Holes`.
     """
 
     table: str
@@ -289,8 +291,8 @@ class TableReader:
                 "topic": piece.topic, "queue_id": piece.queue_id})
 
     def _of_rows(self) -> tuple[Filters, list[str]]:
-        """Return (conditions on rows, columns to read). Conditions on the queue were already
-        applied at planning.
+        """Return the conditions on rows, and the columns to read. Conditions on topic and queue id
+        were already applied at planning.
         """
         of_rows = Filters(start=self.filters.start, end=self.filters.end)
         names = [name for name in self.names if name not in OF_FILE]
@@ -308,7 +310,9 @@ class TableReader:
         return names + [name for name in self.filters.columns if name not in names]
 
     def _finished(self, batch: pa.RecordBatch, constant: Constants) -> pa.RecordBatch:
-        """Return all columns, including constant ones, in Spark's order and with Spark's names."""
+        """Return all columns, including constant ones, in the order and with the names of
+        ``schema``.
+        """
         if not self.names:
             return batch.select([])
         columns, in_batch = TABLES[self.table], set(batch.schema.names)
@@ -319,6 +323,6 @@ class TableReader:
 
 
 def _shown(value: str | int) -> str | int:
-    """Return a constant as shown: in a file name, U+FFFD replaces bytes that are not UTF-8."""
+    """Return a constant as valid text: in a file name, U+FFFD replaces bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
         value, str) else value

@@ -1,4 +1,4 @@
-"""The tables of stores and their columns (`scan.tables`) for query engines."""
+"""The tables of stores for query engines, with their columns (from `scan.tables`)."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ TABLES: dict[str, Columns] = {
 }
 """All columns of each table, in order."""
 OF_FILE = frozenset(PLACE) | frozenset(QUEUE)
-"""Columns with one value for all rows of a consume queue file. The first two have one value for all
-rows of any file.
+"""Columns with one value for all rows of a consume queue file. The columns of `PLACE` have one
+value for all rows of any file.
 """
 OF_TIER = frozenset(PLACE) | frozenset(OWNER)
 """Columns with one value for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
-"""Columns that exist only if the requested schema names them."""
+"""Columns that a table has only if the requested schema names them."""
 ENGINE_MOMENT = pa.timestamp("us", tz="UTC")
-"""The type of times in DuckDB and Spark, whose unit is microseconds."""
+"""The type of times in DuckDB and Spark, in microseconds."""
 _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
 def columns(table: str, body: bool = True) -> Columns:
-    """Return the columns of a table; with ``body`` False, those for the option ``body=none``."""
+    """Return the columns of a table; without the column ``body`` if ``body`` is False."""
     return {name: kind for name, kind in TABLES[table].items() if body or name != "body"}
 
 

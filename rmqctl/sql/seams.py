@@ -1,11 +1,13 @@
-"""The first frame after a cut of a log file, found with the same result on both sides of the cut.
+"""Seams: the positions at which tasks divide the frames of a log file.
 
-Tasks of a data source cannot communicate, so the task that ends at a cut and the task that begins
-at that cut call the same function, whose result depends on the file alone. The function looks for
-an *anchor*, a record before the cut that its consume queue entry points to: a record forged inside
-a message body has no entry. From the anchor it walks the frames up to the cut. The walk of the
-range before the cut fails if it does not end at the seam (`walk_range`). So a wrong seam ends the
-job, and never loses or duplicates a record silently.
+A log file is cut at any position; the seam of a cut is the start of the first frame at or after it.
+Tasks of a data source cannot communicate. So the task whose range ends at a cut and the task whose
+range begins there call the same function, whose result depends only on the file. The function looks
+for an *anchor*: a record before the cut that its consume queue entry points to. (A record forged
+inside a message body has no such entry.) From the anchor, the function walks the frames up to the
+cut; the seam is the end of this walk. The task that reads the range before the cut fails if its own
+walk does not end at the seam (`walk_range`). So a wrong seam ends the job, and never silently loses
+or duplicates a record.
 """
 
 from __future__ import annotations
@@ -28,26 +30,24 @@ from rmqctl.store.files import listing
 from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
-"""Distances before the cut (bytes) at which an anchor is searched for, in this order."""
+"""Distances in bytes before the cut at which the search for an anchor starts, in this order."""
 MAX_WALK = 32 << 20
-"""Maximum position (bytes) up to which a file is walked from its start if no entry proves an
-anchor.
+"""Maximum cut position (bytes) for which a file is always walked from its start if no entry proves
+an anchor.
 """
 _AGREEING = 3
 _CHECKS = 24
 _QUEUES = 256
 Proof = Callable[[Record], bool]
-"""Function that returns whether other evidence proves that a record is at its own
-physical offset.
-"""
+"""Function that returns whether evidence outside the log proves a record's physical offset."""
 
 
 class QueueProof:
-    """Proof by consume queue: the entry at a record's queue offset has the record's exact position
-    and size.
+    """Proof by consume queue: whether the entry at a record's queue offset has exactly the physical
+    offset and size of the record.
 
-    Each queue is listed once, and a bounded number of queues is cached. An unreadable queue proves
-    nothing.
+    The files of each queue are listed once, and cached for a bounded number of queues. An
+    unreadable queue proves nothing.
     """
 
     def __init__(self, root: str) -> None:
@@ -85,18 +85,19 @@ class QueueProof:
 
 
 class Seams:
-    """The seams of one log file. ``proof`` None: no consume queue to check against."""
+    """The seams of one log file. ``proof``: None if there is no consume queue to check against."""
 
     def __init__(self, source: Source, proof: Proof | None) -> None:
         self._source, self._proof = source, proof
 
     def at(self, cut: int) -> int:
-        """Return the first frame border at or after position ``cut``, as in a walk over the
-        complete file.
+        """Return the seam of ``cut``: the first frame border at or after this position, as in a
+        walk over the complete file.
 
-        1. A record that is proven, at most 16 MiB before the cut, and the frames after it. 2. If no
-        entry proves a record: the walk from the file's start, if that is near. 3. Else resyncs at
-        several distances, if they agree; 4. else the file's start again.
+        The walk to the cut starts at: 1. a record that is proven, at most 16 MiB before the cut; 2.
+        without a proven record, the file's start, if the cut is near it; 3. else records found by
+        resync at several distances before the cut, if these walks end at the same seam; 4. else the
+        file's start.
         Raises: StoreIOError if the file cannot be read or has shrunk.
         """
         if cut <= 0:
@@ -127,8 +128,8 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """Walk from the first record in ``[start, cut)``. Return (the position of the walk at the
-        cut, whether a record on the way is proven); None without a record.
+        """Walk from the first record in ``[start, cut)``. Return the position of the walk at the
+        cut, and whether a record on the way is proven; None if the range contains no record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:
@@ -159,7 +160,7 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
 
     ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before ``end``.
     Raises: StoreIOError if the range does not end where the next range begins, or if the file
-    shrank: then the frames must not be used.
+    shrank. In this case, do not use the frames already yielded.
     """
     walk = Walk(source, seams.at(start), end,
                 beside=Beside(source).without if source.witness else None)
@@ -177,14 +178,15 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
 
 
 def whole(walk: Walk) -> None:
-    """Raise StoreIOError if the file has become shorter."""
+    """Raise StoreIOError if the file shrank during the walk."""
     if walk.shrunk:
         raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: the bytes from "
                            f"{walk.source.size} on are missing")
 
 
 class PlannedSource:
-    """A source of the ``size`` bytes that the file had at planning, without bytes appended since.
+    """A source limited to the ``size`` bytes that the file had at planning, without bytes appended
+    later.
     Raises: StoreIOError if the file has shrunk.
     """
 

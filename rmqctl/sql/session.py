@@ -1,12 +1,12 @@
-"""A query over the tables of stores, answered in this process by DuckDB.
+"""SQL queries on the tables of stores, run by DuckDB in this process.
 
 Each time DuckDB's plan scans a table, DuckDB requests the table and receives a stream of record
 batches; nothing is copied into a database. DuckDB reads complete tables, so `query_needs` first
 determines which columns and rows a query needs. DuckDB applies all conditions again.
 
-The streams are generators of this process, run by threads that are not Python's. A `QuerySession`
-waits for the end of these threads: a remaining thread would enter an interpreter that no longer
-exists.
+The streams are Python generators, which DuckDB runs in its own threads. A `QuerySession` waits
+until these threads have ended: a thread that still ran at exit would call an interpreter that no
+longer exists.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
-"""Column to read for a query that needs rows but none of their columns."""
+"""The column of each table to read if a query uses none of the table's columns, but counts its
+rows.
+"""
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
@@ -74,7 +76,7 @@ _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', o
 
 @dataclass(slots=True)
 class QueryResult:
-    """The result of a query: ``columns``, and an iterator of rows with JSON values."""
+    """The result of a query: the names of its columns, and an iterator of rows with JSON values."""
 
     columns: list[str]
     rows: Iterator[dict[str, Any]]
@@ -86,9 +88,9 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 
 class QuerySession:
-    """A connection of DuckDB with the tables of stores. A context manager. ``advance`` is called
-    with the number of log bytes that were read. With ``decoding``, messages have the columns
-    `DECODED`, as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
+    """A DuckDB connection with the tables of stores; a context manager. ``advance``: called with
+    the size in bytes of each piece of the log that was read. ``decoding``: if given, messages have
+    the columns `DECODED`, as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
@@ -108,12 +110,12 @@ class QuerySession:
 
     @property
     def damaged(self) -> int:
-        """Return the number of damaged log ranges that the answer does not include."""
+        """Return the number of damaged log ranges; their messages are missing from the result."""
         return len(self._damage)
 
     @property
     def undecided(self) -> int:
-        """Return the number of intact records in damaged ranges that may be messages."""
+        """Return the number of intact records in damaged ranges that may or may not be messages."""
         return sum(len(span.doubtful) for span in self._damage.values())
 
     def _passed(self, batch: Batch) -> None:
@@ -149,7 +151,7 @@ class QuerySession:
 
     def ask(self, text: str) -> QueryResult:
         """Run a query.
-        Raises: UsageError with DuckDB's message for an invalid query, and errors of a store
+        Raises: UsageError with DuckDB's message for an invalid query. Errors of a store are raised
         unchanged.
         """
         wanted = needs(self._base, text, self._columns)
@@ -256,8 +258,8 @@ class QuerySession:
 
 def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
              decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    """Yield the batches with columns of decoded bodies, a few messages at a time, because values
-    may be large.
+    """Yield the batches, a few messages at a time because values may be large, with additional
+    columns for the decoded bodies.
     """
     for batch in batches:
         for start in range(0, batch.num_rows, _AT_ONCE):
@@ -284,11 +286,12 @@ def _as_text(name: str, row: Decoded) -> str | None:
 
 @contextlib.contextmanager
 def _no_scanner() -> Iterator[None]:
-    """Make DuckDB read streams in its own threads, which end with its connection, while this
-    context is active.
+    """While this context is active, make DuckDB read streams in its own threads, which end with its
+    connection.
 
-    If `pyarrow.dataset` can be imported, DuckDB uses it to read, in threads of Arrow's pool, which
-    read ahead and cannot be joined. (The import also takes longer than a small query.)
+    If `pyarrow.dataset` can be imported, DuckDB reads with it, in threads of Arrow's pool, which
+    read ahead and cannot be joined. So this context prevents the import. (The import also takes
+    longer than a small query.)
     """
     name = "pyarrow.dataset"
     before = sys.modules.get(name)
@@ -303,7 +306,7 @@ def _no_scanner() -> Iterator[None]:
 
 
 class _QueryTable:
-    """A table that can be read more than once."""
+    """A table that DuckDB can read more than once; each read starts a new stream."""
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema, self._batches = schema, batches
@@ -314,7 +317,7 @@ class _QueryTable:
 
 
 def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
-    """Return the columns of a table in the form that queries see."""
+    """Return the columns of a table that a query needs, with the types that query engines use."""
     names = [name for name in columns if (name not in ONLY_ASKED if need.names is None else
                                           name in need.names)]
     return pa.schema([for_engine(columns[name])
