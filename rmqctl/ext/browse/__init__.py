@@ -1,4 +1,4 @@
-"""The terminal UI of ``rmqctl browse``: a view of stores, checks and exports that parses nothing
+"""The terminal UI of ``rmqctl browse``. It shows stores, checks and exports, and parses nothing
 itself.
 
 Only the modules with widgets (`app`, `tree`, `widgets`, `questions`, `findings`) import textual.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rmqctl.ext.browse.checking import CheckResult, Task
 
 _PAUSE = 0.35
-"""Seconds without a key press after which the filter's text is applied."""
+"""Seconds after the last key press in the filter line until the filter is applied."""
 _LOCK_LOOK = 5.0
 
 
@@ -106,7 +106,9 @@ class Browser(Navigator):
     # -- what is said -------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Sample the log and predict startup, in a thread."""
+        """In a thread, sample the log and predict a broker's startup; show the results in the
+        header.
+        """
         opened = self.opened
 
         def work() -> None:
@@ -183,9 +185,9 @@ class Browser(Navigator):
         self.header.show()
 
     def _fill_pane(self) -> None:
-        """Read the record under the cursor, in a thread; a newer call replaces an older one. While
-        the tree has the focus, the fields pane shows the statistics of the tree node under the
-        cursor.
+        """Fill the pane with the record under the list's cursor, read in a thread; a newer call
+        replaces an older one. While the tree has the focus, fill the fields pane with statistics of
+        the tree node under the cursor.
         """
         rows, lines = self._list, self.main.query_one("#pane", LinePane)
         row, listing, name = rows.row, rows.listing, self._pane
@@ -215,7 +217,9 @@ class Browser(Navigator):
             self.main.query_one("#pane", LinePane).put(content)
 
     def _figures(self) -> PlaceFigures | None:
-        """Return the statistics to show in the pane; None if the pane shows a row of the list."""
+        """Return the tree node's statistics to show in the pane; None if the pane shows a row of
+        the list.
+        """
         tree = self.main.query_one(StoreTree)
         if not tree.has_focus or tree.place is None or self._pane != PANES[0]:
             return None
@@ -228,7 +232,7 @@ class Browser(Navigator):
         self._fill_pane()
 
     def action_zoom(self) -> None:
-        """Toggle the pane between full screen and its normal size."""
+        """Switch the pane between full screen and its normal size."""
         for selector in ("#tree", "#rows", "#what"):
             widget = self.main.query_one(selector)
             widget.display = not widget.display
@@ -267,7 +271,7 @@ class Browser(Navigator):
             self._show(self.place)
 
     def action_escape(self) -> None:
-        """Leave the filter line, stop reading, or remove the filter."""
+        """End the full-screen pane, else stop reading, else leave or remove the filter."""
         line, rows = self.main.query_one("#filter", Input), self._list
         if not rows.display:
             self.action_zoom()

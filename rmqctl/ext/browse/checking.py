@@ -19,14 +19,14 @@ _BY_FOLDER = {"consumequeue": "consumequeue", "consumequeue_ext": "consumequeue"
               "batchconsumequeue": "consumequeue", "index": "index", "config": "config",
               "timerlog": "timer", "timerwheel": "timer", "compaction": "compaction",
               "checkpoint": "checkpoint"}
-"""The structure whose checks cover a file, by the file's first folder."""
+"""The structure whose checks cover the files in each top-level folder of a store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A check to run. ``subject``: what is checked, as text for the user; ``only``: the structures
-    to check (None: all); ``part``: physical offsets of the log to check (None: all of it);
-    ``concerns``: returns whether to show a finding.
+    to check (None: all); ``part``: range of physical offsets of the log to check (None: the
+    complete log); ``concerns``: function that returns whether to show a finding.
     """
 
     subject: str
@@ -37,8 +37,8 @@ class Task:
 
 @dataclass(slots=True)
 class CheckResult:
-    """The first findings, their total number, and notes as sentences. ``diagnosis``: the diagnosis
-    of the store, if the whole store was checked.
+    """The result of a check: the first findings, the total number of findings, and notes as
+    sentences. ``diagnosis``: the result of `doctor`, if the whole store was checked.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -48,7 +48,7 @@ class CheckResult:
 
     @classmethod
     def of(cls, diagnosis: Diagnosis) -> CheckResult:
-        """Return the result of `doctor` on the whole store."""
+        """Return the check result for a diagnosis of the whole store."""
         verdict = diagnosis.findings
         notes = [diagnosis.verdict, *diagnosis.losses.in_words(), *(
             f"{name} was not checked: {reason}" for name, reason in diagnosis.not_judged.items())]
@@ -57,7 +57,7 @@ class CheckResult:
 
 
 def of_row(row: ListRow) -> Task | None:
-    """Return the task for a row's message or damage; None if the row has no bytes in the log."""
+    """Return the check of a row's message or damage; None if the row has no bytes in the log."""
     if row.physical is None:
         return None
     noun = "message" if row.kind == "message" else "bytes"
@@ -66,7 +66,7 @@ def of_row(row: ListRow) -> Task | None:
 
 
 def of_place(place: BrowsedPlace, reader: StoreView) -> Task:
-    """Return the task for a `Place` in the tree."""
+    """Return the check of a place in the tree."""
     if place.kind in ("topic", "queue"):
         noun = "queue" if place.kind == "queue" else "topic"
         return Task(f"{noun} {place.name}, checked against the whole log",
@@ -89,8 +89,8 @@ def of_place(place: BrowsedPlace, reader: StoreView) -> Task:
 
 
 def run(task: Task, reader: StoreView, progress: Callable[[int], None]) -> CheckResult:
-    """Carry out a task. ``progress`` is called with the number of log bytes checked, and may raise;
-    for the whole store each byte is counted twice.
+    """Run a check. ``progress`` is called with the number of log bytes checked since the last call,
+    and may raise. A check of the whole store counts each byte twice.
     Raises: UnsupportedError.
     """
     if task.only is None and task.part is None:
@@ -111,7 +111,9 @@ def run(task: Task, reader: StoreView, progress: Callable[[int], None]) -> Check
 
 
 def row_of(reader: StoreView, physical: int) -> str | None:
-    """Return a sentence about a message's consume queue entry; None without a message."""
+    """Return a sentence about the consume queue entry of the message at a physical offset; None if
+    there is no message.
+    """
     record = reader.record(physical)
     if record is None:
         return None

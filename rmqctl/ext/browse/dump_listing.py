@@ -1,4 +1,4 @@
-"""List the records of files other than the log: consume queue entries, index entries,
+"""Listing of the records of files other than the log: consume queue entries, index entries,
 configuration.
 """
 
@@ -24,7 +24,7 @@ _CHUNK = 256
 
 
 class DumpListing:
-    """A listing of a file with the rows of `rmqctl dump`.
+    """A listing of any file except log files, with the rows of `rmqctl dump`.
     Raises: NotAStoreError for an unknown kind of file, StoreIOError if the file cannot be read.
     """
 
@@ -80,8 +80,8 @@ class DumpListing:
         return None
 
     def detail(self, row: ListRow) -> dict[str, Any] | None:
-        """Return the row of `rmqctl dump --hex` at a row's position; None if the row no longer
-        exists.
+        """Return what `rmqctl dump --hex` prints for a row of the list; None if its record no
+        longer exists.
         """
         options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,
                               hex=True)
@@ -113,8 +113,8 @@ class DumpListing:
         return time_text(value) if name in self._times else cell_text(value)[:400]
 
     def _upper(self) -> int | None:
-        """Return the number of records; None if it cannot be determined from the file's size or
-        header.
+        """Return the number of records in the file; None if this is unknown from the file's size
+        and header.
         """
         if self.kind in ARRAYS:
             with Dump(self.path, DumpOptions()) as dump:

@@ -16,8 +16,9 @@ from rmqctl.store.query.select import Selection
 
 def export(reader: StoreView, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
-    """Write the messages of a `Place` that match the conditions, like `rmqctl export`: in log
-    order, whether or not they have a consume queue entry. Return a sentence with the result.
+    """Write the messages of a place that match the conditions to a new file, like `rmqctl export`:
+    in log order, including messages without a consume queue entry. Return a sentence with the
+    result.
     Raises: RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of

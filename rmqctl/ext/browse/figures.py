@@ -1,6 +1,6 @@
 """Statistics for nodes of the tree (places): counts, ranges of offsets and times, consumer lag.
 
-They are computed when the node becomes visible.
+The statistics of a node are computed when it becomes visible.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rmqctl.store.queue.rows import QueueRows, topic_rows, topics_on_disk
 
 _MAX_GROUPS = 50
 PREFIXES = {"retry": RETRY_PREFIX, "dead": DLQ_PREFIX}
-"""Prefixes of topics with a separate branch in the tree, by kind of place."""
+"""Name prefixes of retry topics and of dead-letter topics, by branch of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """The statistics of a place. ``brief``: text for a narrow tree; ``wide``: text added in a wide
-    tree; ``facts``: all statistics by name, for the pane.
+    """The statistics of a place. ``brief``: text that the tree always shows; ``wide``: text that
+    only a wide tree adds; ``facts``: all statistics by name, for the pane.
     """
 
     brief: str = ""
@@ -33,7 +33,7 @@ class PlaceFigures:
 
 
 def figures(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
-    """Return the statistics of a place, or the error if it cannot be read."""
+    """Return the statistics of a place; if the place cannot be read, they contain the error."""
     try:
         return _OF[place.kind](reader, place) if place.kind in _OF else PlaceFigures()
     except (RmqctlError, OSError) as error:
@@ -41,7 +41,7 @@ def figures(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
 
 
 def topics_of(reader: StoreView, kind: str) -> list[str]:
-    """Return the topics of a branch: ``topics``, ``retry`` or ``dead``."""
+    """Return the topics in a branch of the tree: ``topics``, ``retry`` or ``dead``."""
     names = topics_on_disk(reader.store)
     if kind in PREFIXES:
         return [name for name in names if name.startswith(PREFIXES[kind])]
@@ -129,7 +129,7 @@ def _day(millis: int | None) -> str:
 
 
 def _consumers(reader: StoreView, place: BrowsedPlace) -> Iterator[tuple[str, str]]:
-    """Yield the lag of each group in a topic, or in one of its queues."""
+    """Yield the name and lag, as text, of each group that consumes a topic or one of its queues."""
     sums: dict[str, int] = {}
     with suppress(RmqctlError):
         for row in reader.lag.of_topic(place.topic):

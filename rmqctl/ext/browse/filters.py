@@ -1,4 +1,4 @@
-"""The filter line: conditions as in ``read --where``, or text to search for."""
+"""The filter line: conditions as in ``read --where``, and text to search for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _AND = re.compile(r"\s+&&\s+")
 _FIELD = re.compile(r"\s*[A-Za-z_][\w.]*\s*(==|!=|<=|>=|!~|=|<|>|~)")
 
 Parse = Callable[[str], Condition]
-"""Parses one condition, such as ``tags=A``. Raises UsageError."""
+"""Function that parses one condition, such as ``tags=A``. Raises UsageError."""
 
 
 def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
-    """Return the conditions of a filter line, which must all be true; empty for an empty line.
+    """Return the conditions of a filter line, all of which a message must meet; for an empty line,
+    no conditions.
     Raises: UsageError.
 
-    ``tags=A && body~^x`` is two conditions. A term without a comparison, or in double quotes, is
+    ``tags=A && body~^x`` is two conditions. Text without a comparison, or in double quotes, is
     searched for in tags, keys and body.
     """
     return tuple(_condition(part.strip(), parse) for part in _AND.split(text) if part.strip())

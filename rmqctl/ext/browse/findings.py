@@ -24,8 +24,8 @@ from rmqctl.output.units import counted
 
 
 class Findings(ModalScreen[Finding | None]):
-    """The findings of a check, with an explanation of the finding under the cursor. Enter goes to
-    the damaged place.
+    """The findings of a check, with an explanation of the finding under the cursor. Enter selects
+    this finding and closes the screen.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Close")]
@@ -87,5 +87,5 @@ class Findings(ModalScreen[Finding | None]):
 
 
 def _wrapped(words: str, width: int) -> list[str]:
-    """Return a sentence wrapped to ``width`` columns, at spaces if possible."""
+    """Return a sentence as lines of at most ``width`` columns, broken at spaces where possible."""
     return [part for line in textwrap.wrap(words, width) or [""] for part in folded(line, width)]

@@ -1,4 +1,4 @@
-"""Navigation: the place that the list shows, and the keys that go to another place."""
+"""Navigation: the place in the store that the list shows, and key actions that go elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from rmqctl.store.query.conditions import Condition
 
 
 class Navigator(Working):
-    """A screen with a `RowList`, a `StoreHeader` and a line ``#what``."""
+    """An application whose main screen has a `RowList`, a `StoreHeader`, and a line ``#what`` with the
+    list's title.
+    """
 
     def __init__(self, opened: BrowsedStore, parse_time: Callable[[str], int]) -> None:
         super().__init__()
@@ -50,8 +52,8 @@ class Navigator(Working):
     def _show(self, place: BrowsedPlace,
               at: Callable[[RowListing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
-        """Show a place from the position that ``at`` returns; ``at`` runs in the reading thread and
-        may read the store.
+        """Show a place in the list, starting at the position that ``at`` returns. ``at`` runs in
+        the reading thread and may read the store.
         """
         conditions = self.conditions
         self._list.stop()
@@ -85,7 +87,7 @@ class Navigator(Working):
         self.push_screen(Question(question, placeholder), answered)
 
     def _current_queue(self, listing: QueueListing) -> int:
-        """Return the number of the queue under the cursor."""
+        """Return the index, within the listing, of the queue under the cursor."""
         row = self._list.row
         return 0 if row is None else int(row.position[0])
 
@@ -147,7 +149,7 @@ class Navigator(Working):
             rows.show(rows.reader, listing, wanted)
 
     def _show_physical(self, wanted: int) -> None:
-        """Show the log from a physical offset on, or from the first record after it."""
+        """Show the log, starting at the first record at or after a physical offset."""
         def at(_listing: RowListing) -> int:
             self.opened.reader.check_offset(wanted)
             return wanted
@@ -201,7 +203,9 @@ class Navigator(Working):
         self.run_task(f"searching for the key {key}", 0, work, show_messages)
 
     def action_other(self) -> None:
-        """Go from the log to the message's queue, and back."""
+        """Go from a message in the log to its queue entry, or from any other list to the message in
+        the log.
+        """
         row = self._list.row
         listing = self._list.listing
         if row is None or row.physical is None:

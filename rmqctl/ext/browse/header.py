@@ -21,12 +21,12 @@ from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
 
 _NARROW = 110
-"""Columns below which times are shown without year."""
+"""Width of the screen in columns below which times are shown without year."""
 _NAME = 6
 
 
 class StoreHeader(Vertical):
-    """Four lines. Parts of the store that were not read are never shown as intact."""
+    """The header, four lines high. Parts of the store that were not read never appear as intact."""
 
     def __init__(self, opened: BrowsedStore) -> None:
         super().__init__(id="header")
@@ -38,7 +38,7 @@ class StoreHeader(Vertical):
         yield Overview(self._opened)
 
     def show(self, survey: LogOverview | None = None) -> None:
-        """Show another survey, or the same survey with damage found since."""
+        """Show a new survey, or update the current survey with damage found since the last call."""
         if survey is not None:
             self.survey = survey
         self.query_one(Overview).show(self.survey)
@@ -68,7 +68,7 @@ class StoreHeader(Vertical):
 
 
 def cut_left(words: str, width: int) -> str:
-    """Return the end of a text that fits into ``width`` columns, after an ellipsis."""
+    """Return a text if it fits into ``width`` columns, else an ellipsis and the end of the text."""
     if display_width(words) <= width:
         return words
     while display_width(words) > width - 1:
@@ -77,7 +77,7 @@ def cut_left(words: str, width: int) -> str:
 
 
 class Overview(Widget):
-    """Two lines: a time axis, and the log from its first to its last byte."""
+    """A widget of two lines: a time axis, and a map of the log from its first to its last byte."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "overview--name", "overview--dim", "overview--bad", "overview--time", "overview--cursor"}
@@ -88,12 +88,12 @@ class Overview(Widget):
         self._cursor: int | None = None
 
     def show(self, survey: LogOverview) -> None:
-        """Draw another survey."""
+        """Draw a new survey."""
         self._survey = survey
         self.refresh()
 
     def mark(self, physical: int | None) -> None:
-        """Show the position in the log of the message under the cursor."""
+        """Mark the physical offset of the message under the cursor on the map of the log."""
         self._cursor = physical
         self.refresh()
 
@@ -134,6 +134,8 @@ class Overview(Widget):
         return time_text(when)[19 - self._label:19].replace("T", " ")
 
     def _room(self, left: str, right: str) -> int:
-        """Return the width in columns of both strips, which end at the same column."""
+        """Return the width in columns of the time axis and of the map, which end at the same
+        column.
+        """
         taken = 1 + _NAME + cell_len(left) + max(cell_len(right), self._label + 1) + 1
         return max(self.size.width - taken, 8)

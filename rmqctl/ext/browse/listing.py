@@ -1,9 +1,10 @@
-"""Listings: rows of a list on the screen, read a few at a time, after or before a position.
+"""Listings: rows for a list on the screen, read a few at a time, after or before a position.
 
-A listing is independent of the screen and keeps no rows, so that for a 100 GB log only the rows on
-the screen are read. Each kind of listing has its own positions (`ListRow.position`, and
-`ListRow.after` for the next row): physical offsets in the log, (number of the queue, queue offset)
-in queues, record numbers in other files.
+A listing is independent of the screen and keeps no rows, so that even for a 100 GB log only the
+rows on the screen are read. Each kind of listing has its own kind of position (`ListRow.position`;
+`ListRow.after` is that of the next row): a physical offset in the log, (number of the queue, queue
+offset)
+in queues, a record number in other files.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import PAGE_ROWS, QueueRows
 
 Position = Any
-"""A position in one listing; positions of the same listing can be compared."""
+"""A position in a listing; two positions in the same listing can be compared."""
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
-"""Called repeatedly during a read, with the bytes or rows since the last call; raises
+"""Function called repeatedly during a read, with the number of bytes or rows read since the last
+call. It raises
 `ReadCancelled` when the result is no longer wanted.
 """
 
 
 class ReadCancelled(Exception):  # noqa: N818 - no error: the user went elsewhere
-    """The result of a read is no longer wanted."""
+    """A read was stopped because its result is no longer wanted."""
 
 
 def sentence(error: RmqctlError | OSError) -> str:
-    """Return an error's message for people."""
+    """Return an error's message as text for the user."""
     return str(StoreIOError.from_oserror(error) if isinstance(error, OSError) else error)
 
 
 def unwatched(_done: int) -> None:
-    """Never stop a read."""
+    """A ``watch`` callback that never stops a read."""
 
 
 class Column(NamedTuple):
@@ -63,9 +65,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListRow:
-    """A row of a listing. ``cells``: column -> text, safe for a terminal and on one line.
-    ``physical`` and ``size``: the range of its bytes in the log; ``place``: topic, queue id and
-    queue offset of a message.
+    """A row of a listing. ``cells``: text for each column, on one line and safe for a terminal.
+    ``physical`` and ``size``: where the row's bytes are in the log; ``place``: topic, queue id and
+    queue offset of a message; ``wrong``: whether the row shows a fault.
     """
 
     position: Position
@@ -79,7 +81,7 @@ class ListRow:
 
 
 class ListedRows(NamedTuple):
-    """Rows that were read. ``reached``: the position before which everything was read."""
+    """Rows that were read. ``reached``: the position up to which the listing was read."""
 
     rows: list[ListRow]
     reached: Position
@@ -92,11 +94,11 @@ class RowListing(Protocol):
     """The title, safe for a terminal."""
     columns: tuple[Column, ...]
     of_messages: bool
-    """True if the rows point into the log, False for a `DumpListing`."""
+    """Whether the rows are messages or damage in the log; False for a `DumpListing`."""
 
     def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
-        """Yield about ``count`` rows at or after ``start`` (None: from the first row). Fewer rows
-        mean that the end of the listing was reached.
+        """Yield about ``count`` rows at or after ``start`` (None: from the first row), in parts.
+        Fewer rows mean that the end of the listing was reached.
         """
         ...
 
@@ -107,22 +109,26 @@ class RowListing(Protocol):
         ...
 
     def share(self, reached: Position) -> float:
-        """Return the share of the listing before a position, from 0 to 1."""
+        """Return the share, from 0 to 1, of the listing that is before a position."""
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """Return the position of the first damaged or wrong row at or after ``start``, or None."""
+        """Return the position of the first row at or after ``start`` that shows a fault; None if
+        there is no such row.
+        """
         ...
 
 
 def first_wrong(steps: Iterator[ListedRows]) -> Position | None:
-    """Return the position of the first of these rows that is damaged or wrong."""
+    """Return the position of the first row that is damage or shows a fault; None without such a
+    row.
+    """
     return next((row.position for step in steps for row in step.rows
                  if row.wrong or row.kind == "damage"), None)
 
 
 PREVIEW = 160
-"""Maximum bytes of a body that a list shows."""
+"""Maximum number of bytes of a body that a list shows."""
 _FIELDS = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags",
            "keys", "total_size", "crc_ok", "body")
 _PROJECTION = Projection(_FIELDS, preview=PREVIEW)
@@ -132,8 +138,8 @@ _TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", 
 
 def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
                  ) -> list[ListRow]:
-    """Return the rows of a page's messages; ``position`` returns a message's position and the
-    position after it.
+    """Return the rows for a page's messages. ``position``: function that returns the position of a
+    message, and the position after it.
     """
     rows = []
     for fields in _PROJECTION.rows(page):
@@ -158,8 +164,9 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> ListRo
 
 
 class LogListing:
-    """The log, or one of its files ``[first, end)``, in physical order. Damage has its own rows,
-    unless there are conditions. ``note`` is called with each damage that is found.
+    """The log, or the range ``span`` of it, in physical order. Damage has its own rows, unless
+    there are conditions. ``note`` is called with each problem found, ``note_read`` with each range
+    read.
     """
 
     of_messages = True
@@ -217,8 +224,8 @@ class LogListing:
         return float(reached - self.first) / max(self.end - self.first, 1)
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
-        """Return the physical offset of the first message stored at ``when`` (ms) or later, or
-        None. Only files that may contain this message are read.
+        """Return the physical offset of the first message stored at ``when`` (ms) or later; None if
+        there is none. Files that cannot contain this message are not read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):
@@ -226,8 +233,8 @@ class LogListing:
         return None
 
     def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[ListedRows]:
-        """Yield the rows of ``[start, end)``, page by page; at most the first ``most`` rows of a
-        page.
+        """Yield the rows of the range ``[start, end)``, page by page. ``most``: maximum number of
+        messages per page (None: all).
         """
         problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=end)
@@ -262,8 +269,8 @@ class LogListing:
         return self._first_of(problems, [], start)
 
     def _gap_at(self, start: int) -> list[Problem]:
-        """Return the gap that begins at a physical offset: a scan that starts at the gap does not
-        report it.
+        """Return the gap that begins exactly at a physical offset, if any: a scan that starts at
+        this offset does not report the gap.
         """
         return [gap(place.start, place.end) for place in self.view.store.log.gaps()
                 if place.start == start]
@@ -288,7 +295,9 @@ class LogListing:
 # -- queues ----------------------------------------------------------------------------------------
 
 _CHUNK, _CHUNK_BYTES = 64, 4 << 20
-"""Maximum number of messages, and of their bytes, that are read between two calls of ``watch``."""
+"""Maximum number of messages, and of bytes of messages, that are read between two calls of
+``watch``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +311,7 @@ class EntryWithRecord:
 
 
 class QueueListing:
-    """The concatenated queues of a topic. Dangling entries also have rows."""
+    """The entries of a topic's queues, one queue after the other, including dangling entries."""
 
     of_messages = True
 
@@ -350,17 +359,18 @@ class QueueListing:
         return first_wrong(self.forward(start, 1 << 60, watch))
 
     def at_offset(self, offset: int, number: int) -> Position:
-        """Return the position of a queue offset in the queue ``number`` of this listing."""
+        """Return the position of a queue offset in the listing's queue ``number``."""
         return number, offset
 
     def at_time(self, when: int, number: int) -> Position:
-        """Return the position of the first message stored at ``when`` (ms) or later.
+        """Return the position of the first message stored at ``when`` (ms) or later in the queue
+        ``number``.
         Raises: StoreIOError.
         """
         return number, self.queues[number].at_or_after(when)
 
     def range_of(self, number: int) -> tuple[int, int]:
-        """Return the queue offsets ``[first, end)`` of the queue ``number``."""
+        """Return the range ``[first, end)`` of queue offsets in the queue ``number``."""
         return self.queues[number].first, self.queues[number].end
 
     def _before(self, number: int, end: int, count: int, watch: Watch) -> list[ListRow]:
@@ -377,7 +387,9 @@ class QueueListing:
         return kept[-count:]
 
     def _chunks(self, queue: QueueRows, start: int, end: int) -> Iterator[list[EntryWithRecord]]:
-        """Yield the entries of ``[start, end)`` with their records, a few at a time."""
+        """Yield the entries with queue offsets ``[start, end)`` and their messages, a few at a
+        time.
+        """
         read = self.view.store.log.record_at
         for offsets, physical, sizes in queue.pages(start, end):
             chunk: list[EntryWithRecord] = []
@@ -429,7 +441,7 @@ class QueueListing:
 
 @dataclass
 class RecordListing:
-    """Some messages, in the given order."""
+    """A list of given messages, in their order."""
 
     title: str
     records: Sequence[Record]
@@ -462,7 +474,9 @@ class RecordListing:
 
 
 def committed(listing: RowListing, at: int | None) -> Position | None:
-    """Return the position of a consumer offset in a queue, or of the message nearest to it."""
+    """Return the position of the entry nearest to a consumer offset, in the listing of a queue;
+    None for other listings.
+    """
     if at is None or not isinstance(listing, QueueListing) or not listing.queues:
         return None
     first, end = listing.range_of(0)

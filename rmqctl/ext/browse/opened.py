@@ -1,6 +1,6 @@
 """The opened store: its contents, read folder by folder, and the damage found while reading.
 
-A `StoreView` serves one thread at a time. A long scan has a separate reader, which sees the same
+Only one thread at a time may use a `Reader`. A long scan uses another reader, which sees the same
 state of the store.
 """
 
@@ -36,9 +36,9 @@ _ID_DIGITS = (32, 56)
 
 @dataclass(frozen=True, slots=True)
 class BrowsedPlace:
-    """A node of the tree that can be shown. ``kind``: ``log`` (all of it), ``file`` (``path``),
-    ``topic``, ``queue`` (of ``topic``), or a branch without a list. ``group`` and ``at``: a group
-    and its consumer offset in the queue.
+    """A node of the tree. ``kind``: ``log`` (the complete log), ``file`` (at ``path``), ``topic``,
+    ``queue`` (of ``topic``), or a branch, for which the list shows nothing. ``group`` and ``at``: a
+    consumer group and its consumer offset in the queue.
     """
 
     kind: str = "log"
@@ -57,7 +57,7 @@ class BrowsedPlace:
 
 
 class StoreView:
-    """A view of the store for one thread at a time, which must hold ``guard``."""
+    """A view of the store, used by one thread at a time: the thread that holds ``guard``."""
 
     def __init__(self, store: Store, note: Callable[[Problem], None],
                  note_read: Callable[[int, int], None] = lambda _start, _end: None) -> None:
@@ -66,11 +66,11 @@ class StoreView:
 
     @cached_property
     def lag(self) -> Lag:
-        """The consumer lag of the groups. Raises: RmqctlError."""
+        """The consumer lag of all groups. Raises: RmqctlError."""
         return Lag(self.store, self.view)
 
     def listing(self, place: BrowsedPlace, conditions: Sequence[Condition] = ()) -> RowListing:
-        """Return the list of a place. Raises: RmqctlError if it cannot be read."""
+        """Return the listing of a place. Raises: RmqctlError if the place cannot be read."""
         store = self.store
         if place.kind == "log":
             files = store.log.files
@@ -104,8 +104,8 @@ class StoreView:
         return self.store.log.record_at(physical)
 
     def with_key(self, key: str, topics: Sequence[str]) -> RecordListing:
-        """Return the messages with a key, a unique key or an offset message id.
-        Raises: UsageError if there are none.
+        """Return a listing of the messages with a key, a unique key or an offset message id.
+        Raises: UsageError if no message has it.
         """
         if len(key) in _ID_DIGITS:
             try:
@@ -134,7 +134,7 @@ class StoreView:
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """An entry of a folder."""
+    """An entry of a folder: a file or a subfolder."""
 
     name: str
     path: str
@@ -142,14 +142,14 @@ class FolderEntry:
 
 
 class BrowsedStore:
-    """A store that is browsed; `refresh` reopens it."""
+    """The store that the screen shows; `refresh` reopens it."""
 
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self._open = open_store
         self.problems: dict[tuple[str, int | None], Problem] = {}
         self.lock = LockState(False)
         self._read = OffsetRuns()
-        """The ranges of the log that were read."""
+        """The ranges of the log that were read, for the map of the log."""
         self._reading = threading.Lock()
         self._start()
 
@@ -168,36 +168,38 @@ class BrowsedStore:
         return self.reader.store.root
 
     def note(self, problem: Problem) -> None:
-        """Record a problem, if it is not recorded yet."""
+        """Remember a problem, unless it is already known."""
         if problem.is_fault and len(self.problems) < _MAX_PROBLEMS:
             self.problems.setdefault((problem.kind, problem.offset), problem)
 
     def note_read(self, start: int, end: int) -> None:
-        """Record a range of the log that was read."""
+        """Remember that a range of the log was read."""
         with self._reading:
             self._read.add_run(start, end)
 
     def read_of(self, start: int, end: int) -> int:
-        """Return the number of bytes in a range of the log that were read."""
+        """Return the number of bytes already read in a range of the log."""
         with self._reading:
             return self._read.count(start, end)
 
     @property
     def damaged(self) -> list[tuple[int, int]]:
-        """The ranges of damage found in log files."""
+        """The ranges of physical offsets in which damage was found."""
         return [(problem.offset, problem.offset + max(problem.length or 0, 1))
                 for problem in list(self.problems.values())
                 if problem.offset is not None and problem.kind not in ("row", "gap")]
 
     @property
     def seen(self) -> tuple[int, int]:
-        """The number of damaged places and of dangling entries found so far."""
+        """The numbers of damaged places in the log and of dangling consume queue entries found so
+        far.
+        """
         rows = sum(kind == "row" for kind, _ in list(self.problems))
         return len(self.problems) - rows, rows
 
     def refresh(self) -> None:
-        """Reopen the store, to show what a broker has written meanwhile.
-        Raises: RmqctlError; the earlier state of the store is then kept.
+        """Reopen the store, to show what a broker has written since.
+        Raises: RmqctlError. In this case, the earlier state of the store remains open.
         """
         before, scans = self.reader, self._scans
         self._start()
@@ -217,7 +219,9 @@ class BrowsedStore:
         return StoreView(copy, self.note, self.note_read)
 
     def scanning(self) -> StoreView:
-        """Return the reader for filters: with a separate reader, nothing else waits for them."""
+        """Return the reader for filters and searches, which is separate so that other reads do not
+        wait.
+        """
         if not self._scans:
             self._scans = [self.another()]
         return self._scans[0]
@@ -243,7 +247,7 @@ class BrowsedStore:
         return self.reader.store.log.files
 
     def unread(self) -> dict[str, str]:
-        """Return the structures that cannot be read, with the reason."""
+        """Return, for each structure that cannot be read, the reason."""
         return dict(self.reader.store.layout.unread)
 
     def folder(self, path: str) -> list[FolderEntry]:

@@ -1,6 +1,6 @@
-"""The three panes for the row under the cursor (fields, bytes by field, JSON) as styled lines.
+"""Content of the pane below the list, as styled lines: fields, bytes by field, or JSON of a row.
 
-All text is safe for a terminal, and bounded: a long body is truncated, with a note.
+All text is safe for a terminal, and its length is limited: a long body is truncated, with a note.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rmqctl.store.objects import TIMES, message_object, plain_body, text
 
 PANES = ("fields", "hex", "json")
 Line = tuple[tuple[str, str], ...]
-"""(text, style) pieces; styles are ``name``, ``dim``, ``bad`` or empty."""
+"""A line: (text, style) pieces; the style is ``name``, ``dim``, ``bad`` or empty."""
 
 _MAX_TEXT, _MAX_HEX = 32 << 10, 8 << 10
-"""Maximum bytes of a body, and of a record in hex, that are shown."""
+"""Maximum number of bytes shown: of a body as text, and of a record in hex."""
 _LATER = ("properties", "properties_raw", "body", "body_encoding", "tags", "keys")
 _MAX_INDENTS = 24
-"""Maximum levels of a JSON body that are indented."""
+"""Maximum depth to which a JSON body is indented."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[][{}:,]|[^][{}:,"\s]+')
 _WIDE = 76
-"""Minimum columns of a pane that shows 16 bytes per line."""
+"""Minimum width in columns of a pane that shows 16 bytes per line (else 8)."""
 
 
 def pane(name: str, reader: StoreView, listing: RowListing, row: ListRow, width: int) -> list[Line]:
-    """Return the lines of one of `PANES` for a row, ``width`` columns wide."""
+    """Return the content of the pane ``name`` (one of `PANES`) for a row, for ``width`` columns."""
     try:
         if not listing.of_messages:
             return _of_dump(name, listing, row, width)
@@ -73,7 +73,9 @@ def aligned(pairs: Iterable[tuple[str, str, str]], width: int) -> list[Line]:
 
 
 def folded(words: str, width: int) -> Iterator[str]:
-    """Yield a text in pieces of at most ``width`` terminal columns; an empty text as it is."""
+    """Yield the pieces of a text, each at most ``width`` terminal columns wide; for an empty text,
+    one empty piece.
+    """
     if display_width(words) <= width:
         yield words
         return
@@ -138,7 +140,7 @@ def _body(record: Record, width: int) -> Iterator[Line]:
 
 
 def indented(words: str) -> str | None:
-    """Return a JSON text with line breaks and indentation; other characters are unchanged. Return
+    """Add line breaks and indentation to a JSON text, without changing other characters. Return
     None unless the text is a JSON object or array.
     """
     if words.lstrip()[:1] not in ("{", "["):
@@ -162,7 +164,7 @@ def indented(words: str) -> str | None:
 
 
 def _bounded(record: Record) -> dict[str, Any]:
-    """Return the message object; a long body is replaced by a note."""
+    """Return the message object, as `rmqctl read` prints it; a note replaces a long body."""
     if len(record.body) <= _MAX_TEXT:
         return message_object(record)
     fields = message_object(record, body="none")
@@ -181,7 +183,7 @@ def _json(value: Any) -> list[Line]:
 
 
 def _hex_record(reader: StoreView, record: Record, width: int) -> Iterator[Line]:
-    """Yield the record field by field, each with its name, value and bytes."""
+    """Yield lines with the name, value and bytes of each field of a record."""
     raw = reader.store.log.raw_at(record.physical_offset, record.total_size) or b""
     for part in trace(Message, raw):
         value = shown_value(part.name, part.value, full=False)
@@ -189,7 +191,9 @@ def _hex_record(reader: StoreView, record: Record, width: int) -> Iterator[Line]
 
 
 def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> Iterator[Line]:
-    """Yield a short field on one line, a longer one below its name."""
+    """Yield lines for a field: one line if the field is short, else its bytes on the lines after
+    its name.
+    """
     shown = "" if value is None else f" = {cell_text(value)}"
     if len(raw) <= 8:
         yield ((f"{origin:>9x}  ", "dim"), (f"{raw.hex(' '):<24}", ""), (visible(name), "name"),
@@ -201,7 +205,7 @@ def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> It
 
 
 def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
-    """Yield lines of 8 or 16 bytes as hex and ASCII, with their physical offset."""
+    """Yield lines of 8 or 16 bytes as hex and ASCII, each with its physical offset."""
     step = 16 if width >= _WIDE else 8
     for at in range(0, min(len(raw), _MAX_HEX), step):
         part = raw[at:at + step]

@@ -1,4 +1,4 @@
-"""Screens on top of the main screen: a question, the list of keys."""
+"""Screens shown on top of the main screen: a question, and the list of keys."""
 
 from __future__ import annotations
 

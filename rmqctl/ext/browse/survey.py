@@ -1,4 +1,4 @@
-"""An overview of the store: a verdict, damage in the log, and store times of messages.
+"""The overview at the top of the screen: a verdict, damage in the log, and store times of messages.
 
 The verdict comes from `rmqctl preflight`, or after a full verification from `rmqctl doctor`. Only a
 sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts that
@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 
 _SAMPLES = 480
 _WINDOW = 64 << 10
-"""Maximum bytes after a position that are searched for a record."""
+"""Maximum number of bytes that are searched for a record after each sampled position."""
 _CROWD, _FAR = 0.01, 12
-"""Part of the samples at each end that is omitted if it would make the range longer by this factor.
+"""Share of samples that are ignored at each end of the time axis, and the factor by which this must
+at least shorten the axis.
 """
 BARS = " ▁▂▃▄▅▆▇█"
 UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"
 Span = tuple[int, int]
 Piece = tuple[str, str]
-"""(text, style): a style of the screen, or empty."""
+"""A piece of a line: (text, style); the style is one of the screen's styles, or empty."""
 
 
 @dataclass(slots=True)
 class LogOverview:
-    """A survey of the log. ``first`` and ``end``: the physical offsets of its files; ``used``: the
-    end of the written data. ``samples``: (physical offset, store time in ms of the next record),
-    evenly spaced. ``start``: the prediction of startup; ``diagnosis``: the diagnosis of `doctor`,
-    after a full verification.
+    """A survey of the log. ``first`` and ``end``: range of physical offsets of the log files;
+    ``used``: end of the written data. ``samples``: evenly spaced physical offsets, each with the
+    store time (ms) of the next record. ``start``: the prediction of startup; ``diagnosis``: the
+    result of `doctor`, after a full verification.
     """
 
     has_abort: bool = False
@@ -63,7 +64,7 @@ class LogOverview:
 
     @property
     def verdict(self) -> Phrase:
-        """The verdict as one sentence; never "sound" for a store that a broker did not close."""
+        """The verdict as one sentence. It never says "sound" if the broker did not stop cleanly."""
         from rmqctl.checks.preflight.in_words import in_words
 
         parts = [Phrase("abort file: the broker did not stop cleanly")] if self.has_abort else []
@@ -78,13 +79,13 @@ class LogOverview:
 
     @property
     def is_bad(self) -> bool:
-        """True if anything is damaged or lost, or would be lost at startup."""
+        """Whether anything is damaged or lost, or would be lost at startup."""
         return (self.start is not None and not self.start.harmless) or (
             self.diagnosis is not None and not self.diagnosis.sound)
 
     @property
     def damaged(self) -> list[Span]:
-        """The physical offsets of the damage found by a full verification."""
+        """Ranges of physical offsets in which a full verification found damage."""
         if self.diagnosis is None:
             return []
         from rmqctl.checks.verify.verdict import DAMAGE
@@ -95,8 +96,8 @@ class LogOverview:
 
     @property
     def reach(self) -> int:
-        """The end of the last log file, or of the last missing file that entries or the index point
-        to.
+        """The physical offset where the log ends, including missing last files that consume queue
+        or index entries point to.
         """
         places = None if self.start is None else self.start.already_lost_places
         if not self.end or places is None or places[1] < self.end:  # no known file size
@@ -105,13 +106,13 @@ class LogOverview:
 
     @property
     def missing(self) -> list[Span]:
-        """The physical offsets of missing files, between other files and after the last one."""
+        """Physical offset ranges of missing files, between other files and after the last file."""
         return [*self.gaps, *([(self.end, self.reach)] if self.reach > self.end else [])]
 
     @property
     def lost(self) -> list[tuple[int | None, int | None]]:
-        """The time range (store times in ms) of lost messages: for missing files, from the samples
-        around them; without missing files, from the prediction.
+        """Ranges of store times (ms) of lost messages: for missing files, the times of the samples
+        before and after them; if no file is missing, from the prediction.
         """
         start = self.start
         first, last = (None, None) if start is None else (
@@ -126,7 +127,7 @@ class LogOverview:
 
 
 def judged(store: Store, watch: Watch) -> Iterator[LogOverview]:
-    """Yield the survey of a store, first without and then with the prediction of startup."""
+    """Yield the survey of a store twice: first without, then with the prediction of startup."""
     from rmqctl.checks.preflight.around import around_in_use  # large, and not needed at the start
     from rmqctl.checks.preflight.preflight import preflight
 
@@ -140,7 +141,7 @@ def judged(store: Store, watch: Watch) -> Iterator[LogOverview]:
 
 
 def survey(store: Store, watch: Watch) -> LogOverview:
-    """Return the survey without a prediction. Unreadable parts have no samples."""
+    """Return the survey of a store, without a prediction. Unreadable parts have no samples."""
     if not store.layout.reads("commitlog"):
         return LogOverview(store.has_abort)
     log = store.log
@@ -176,8 +177,9 @@ def _stored(source: FileSource, place: int) -> int | None:
 
 def log_strip(shown: LogOverview, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
-    """Return the strip of the log from its first to its last byte. ``damaged``: further damage, not
-    in the survey; ``read_of``: returns the number of bytes of a range that were read.
+    """Return the map of the log, from its first to its last byte, as one line. ``damaged``: ranges
+    of damage found since the survey; ``read_of``: function that returns the number of bytes already
+    read in a range.
     """
     length = shown.reach - shown.first
     if length <= 0:
@@ -203,7 +205,9 @@ def log_strip(shown: LogOverview, width: int, damaged: Iterable[Span],
 
 
 def time_range(shown: LogOverview) -> Span | None:
-    """Return the first and the last store time (ms) of the time strip, lost messages included."""
+    """Return the first and the last store time (ms) on the time axis; the axis includes lost
+    messages.
+    """
     times = sorted(when for _, when in shown.samples)
     if times:
         spare = int(len(times) * _CROWD)
@@ -215,7 +219,9 @@ def time_range(shown: LogOverview) -> Span | None:
 
 
 def time_strip(shown: LogOverview, width: int) -> list[Piece]:
-    """Return the strip of bytes by store time, in which times of lost messages are marked."""
+    """Return the time axis as one line: bars for the bytes of messages by store time; the times of
+    lost messages are marked.
+    """
     span = time_range(shown)
     if span is None:
         return [("no message", "dim")]
@@ -241,6 +247,6 @@ def time_strip(shown: LogOverview, width: int) -> list[Piece]:
 
 
 def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
-    """Join adjacent cells of the same style into one piece."""
+    """Join adjacent characters of the same style to pieces."""
     numbers = groupby(range(len(cells)), styles.__getitem__)
     return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]

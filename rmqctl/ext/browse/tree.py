@@ -26,9 +26,9 @@ from rmqctl.output.cells import display_width
 from rmqctl.output.escape import visible
 
 _MAX_CHILDREN = 500
-"""Maximum children of a branch; more children are divided into branches of this size."""
+"""Maximum number of children of a node; more children are divided into branches of this size."""
 _WIDE, _MIN_NAME = 38, 10
-"""Minimum width (columns) of a tree that shows time ranges, and minimum width of a name."""
+"""Minimum width (columns) of a tree that shows time ranges, and of a node's name."""
 _MAX_KEPT = 20_000
 """Maximum number of places whose statistics are kept in memory."""
 _MAX_WANTED = 200
@@ -37,9 +37,11 @@ BRANCHES = (("log", "log"), ("topics", "topics"), ("retry topics", "retry"),
 _LISTED = {"log", "file", "topic", "queue"}
 
 Child = tuple[str, BrowsedPlace | None, bool]
-"""(label, place, whether the node can be opened)."""
+"""A child of a node: its label, its place, and whether it can have children."""
 Data = BrowsedPlace | list[Child]
-"""Data of a node: a place, or a group of its parent's children."""
+"""Data of a node: a place; or the children in this branch, if the many children of a node are
+divided into branches.
+"""
 
 
 class StoreTree(Tree[Data]):
@@ -50,7 +52,7 @@ class StoreTree(Tree[Data]):
         Binding("g", "scroll_home", show=False), Binding("G", "scroll_end", show=False)]
 
     class Chosen(Message):
-        """A place with a list was chosen."""
+        """The user chose a place that the list can show."""
 
         def __init__(self, place: BrowsedPlace) -> None:
             super().__init__()
@@ -78,7 +80,7 @@ class StoreTree(Tree[Data]):
         self.fill()
 
     def fill(self) -> None:
-        """Fill the tree with closed branches, and open the topics."""
+        """Fill the tree with its branches. Only the branch of topics is open."""
         self._figures, self._wanted, self._counting = {}, {}, False
         self.root.remove_children()
         for label, kind in BRANCHES:
@@ -90,12 +92,12 @@ class StoreTree(Tree[Data]):
 
     @property
     def place(self) -> BrowsedPlace | None:
-        """Return the place under the cursor."""
+        """Return the place under the cursor, if any."""
         node = self.cursor_node
         return node.data if node is not None and isinstance(node.data, BrowsedPlace) else None
 
     def figures_of(self, place: BrowsedPlace) -> PlaceFigures | None:
-        """Return the statistics of a place; None while they are unknown."""
+        """Return the statistics of a place; None if they are not computed yet."""
         return self._figures.get(place)
 
     # -- branches -----------------------------------------------------------------------------
@@ -228,11 +230,11 @@ class StoreTree(Tree[Data]):
     # -- drawing ------------------------------------------------------------------------------
 
     def get_label_width(self, _node: TreeNode[Data]) -> int:
-        """Return a fixed width, so that no label makes the tree wider."""
+        """Return a fixed width, so that long labels do not make the tree wider."""
         return 1
 
     def render_label(self, node: TreeNode[Data], base_style: Style, style: Style) -> Text:
-        """Return a label: the name on the left, the statistics on the right."""
+        """Return a node's label: the name on the left, the statistics on the right."""
         label = super().render_label(node, base_style, style)
         room = self.scrollable_content_region.width - self.guide_depth * _depth(node)
         place = node.data if isinstance(node.data, BrowsedPlace) else None
@@ -251,7 +253,7 @@ class StoreTree(Tree[Data]):
 
 
 def _depth(node: TreeNode[Data]) -> int:
-    """Return the number of guide lines to the left of a node."""
+    """Return the depth of a node below the top branches."""
     depth, above = 0, node.parent
     while above is not None and above.parent is not None:
         depth, above = depth + 1, above.parent

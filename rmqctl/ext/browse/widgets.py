@@ -1,6 +1,6 @@
-"""Widgets that draw their own lines: a list that loads rows while scrolling, and a text pane.
+"""Widgets that draw their own lines: a list that reads rows while scrolling, and a text pane.
 
-They do not interpret markup: they draw pieces of text with a style.
+The widgets draw pieces of text with a style, and do not interpret markup.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from rmqctl.output.cells import display_width
 _MIN_READ, _MAX_KEPT = 50, 2000
 """Minimum number of rows per read, and maximum number of rows kept in memory."""
 _NARROW = 80
-"""Width in columns below which times are shown without year, zone and milliseconds."""
+"""Width of the list in columns below which times are shown without year, zone and milliseconds."""
 _NARROW_WIDTHS = {"time": 14, "queue": 14, "physical_offset": 10}
 _FIRST_TO_GO, _MIN_LAST = ("keys", "tags"), 16
-"""Columns that are omitted, in this order, if the last column would be narrower than this."""
+"""Columns to omit, in this order, while the last column is narrower than the given width."""
 
 
 class RowList(Widget, can_focus=True):
-    """A list: the rows of a listing around a cursor, read in a thread when they are needed."""
+    """A scrolling list: keeps the rows of a listing around the cursor, and reads more in a thread
+    when needed.
+    """
 
     DEFAULT_CSS = """
     RowList { height: 1fr; }
@@ -58,7 +60,7 @@ class RowList(Widget, can_focus=True):
         Binding("enter", "choose", show=False)]
 
     class CursorMoved(Message):
-        """The cursor moved to another row; None without rows."""
+        """The cursor moved to ``row``; None if the list has no rows."""
 
         def __init__(self, row: ListRow | None) -> None:
             super().__init__()
@@ -68,8 +70,8 @@ class RowList(Widget, can_focus=True):
         """Enter was pressed on the row."""
 
     class Reading(Message):
-        """Progress of a read: the ``share`` of the listing (None at the end), or the reason of a
-        failure.
+        """Progress of a read: the ``share`` of the listing read so far (None when the read ends),
+        and ``problem``, the reason if the read failed.
         """
 
         def __init__(self, share: float | None, problem: str = "") -> None:
@@ -100,7 +102,7 @@ class RowList(Widget, can_focus=True):
 
     def show(self, reader: StoreView, listing: RowListing,
              position: Position | None = None) -> None:
-        """Show a listing from its start, or from a position on."""
+        """Show a listing, starting at a position (None: at its start)."""
         self.reader, self.listing = reader, listing
         self._reset(at_start=position is None)
         self._read(position, forward=True)
@@ -204,7 +206,9 @@ class RowList(Widget, can_focus=True):
             self._tell()
 
     def _want(self) -> None:
-        """Read more if the cursor is near an end of the rows that is not the end of the listing."""
+        """Read more rows if the cursor is near the first or last row in memory and the listing
+        continues there.
+        """
         if self._worker is not None:
             return
         margin = max(self._visible, 1)
@@ -307,7 +311,9 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells side by side. For damage, a text replaces the missing cells."""
+    """Return a row's cells as one line. For damage, a text replaces the cells that it does not
+    have.
+    """
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):
         text = row.cells.get(column.name)
@@ -326,7 +332,7 @@ def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -
 
 
 def _cell(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text in exactly ``width`` columns; truncated text ends in an ellipsis."""
+    """Pad or truncate a text to exactly ``width`` columns; a truncated text ends in an ellipsis."""
     text = text[:width * 2 + 1]
     fitted = set_cell_size(text, width)
     if len(fitted) < len(text.rstrip()) or fitted.rstrip() != text.rstrip()[:len(fitted.rstrip())]:

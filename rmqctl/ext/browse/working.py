@@ -1,4 +1,4 @@
-"""Run one task at a time in a thread, with progress; it can be stopped."""
+"""Tasks that run in a thread, one at a time, with progress; the user can stop them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rmqctl.output.escape import visible
 
 T = TypeVar("T")
 _REPORT_S = 0.1
-"""Minimum seconds between two updates of the progress."""
+"""Minimum seconds between two updates of the progress line."""
 
 
 class Working(App[None]):
-    """A screen with a line ``#status``. ``failure``: the unexpected error that ended it, if any;
-    ``terminated``: whether SIGTERM ended it.
+    """An application whose main screen has a line ``#status``. ``failure``: the unexpected error
+    that ended the application, if any; ``terminated``: whether SIGTERM ended it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Working(App[None]):
         self._work: Worker[None] | None = None
 
     def mind_signals(self) -> None:
-        """Let SIGTERM close the screen, so that the terminal is restored."""
+        """Let SIGTERM close the application, so that the terminal is restored."""
         if not self.is_headless:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
 
@@ -44,8 +44,8 @@ class Working(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """End with the exit code for unexpected errors, without a traceback on the screen. Ignore
-        errors of events that arrive after the screens were closed.
+        """End the application with the exit code for unexpected errors, without a traceback on the
+        screen. Ignore errors of events that arrive after the screens were closed.
         """
         if not self.screen_stack:
             return
@@ -70,8 +70,8 @@ class Working(App[None]):
 
     def run_task(self, title: str, total: int, work: Callable[[Watch], T],
              then: Callable[[T], None]) -> None:
-        """Run a long task in a thread, show its progress, and continue with its result. Only one
-        task runs at a time: a new task stops the one before.
+        """Run a long task in a thread and show its progress; then call ``then`` with its result. A
+        new task stops the previous one, so that only one task runs at a time.
         """
         self.stop_task()
 
@@ -105,7 +105,7 @@ class Working(App[None]):
         self._work = self.run_worker(run, thread=True, group="task")
 
     def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
-        """Finish a task that was not stopped; runs in the task's thread."""
+        """Finish a task, unless it was stopped. Runs in the task's thread."""
         def end() -> None:
             if not worker.is_cancelled:
                 self._work = None
