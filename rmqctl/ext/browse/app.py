@@ -180,7 +180,7 @@ class Browser(Navigator):
                 if rows.is_reading:  # it may have been stopped meanwhile
                     self.say(f"filter: {event.share:.0%}, {hits} found, Esc stops")
             else:
-                more = "" if rows.at_end else "; go to the end of the list to search on"
+                more = "" if rows.at_end else "; go to the end of the list to continue the search"
                 self.say(f"filter: {hits} found{more}")
         self.header.show()
 

@@ -140,8 +140,8 @@ class Navigator(Working):
             number = self._current_queue(listing)
             first, end = listing.range_of(number)
             if not first <= wanted < end:
-                raise UsageError(f"queue offset {wanted} is not in the queue: it has {first} to "
-                                 f"{end - 1}")
+                raise UsageError(f"queue offset {wanted} does not exist: the queue has "
+                                 f"offsets {first} to {end - 1}")
             rows.show(rows.reader, listing, listing.at_offset(wanted, number))
         elif isinstance(listing, LogListing):
             self._show_physical(wanted)

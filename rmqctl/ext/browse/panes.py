@@ -256,4 +256,4 @@ def _of_dump(name: str, listing: RowListing, row: ListRow, width: int) -> list[L
         lines += _hex_field(part["name"], part["value"], raw, part["offset"], width)
         if "…" in part["hex"]:
             lines.append(_plain(part["hex"].partition("…")[2], "dim"))
-    return lines or [_plain("no bytes of its own", "dim")]
+    return lines or [_plain("no hex view of this record", "dim")]
