@@ -1,6 +1,7 @@
-"""The server of ``rmqctl serve``: a name server and brokers that serve store directories.
+"""The server of ``rmqctl serve``: a name server, and a broker for each store directory that it
+serves.
 
 `server` owns the sockets, `dispatch` finds the handler of each request code, and `broker` serves
-one store as a broker. Handlers are functions, registered in a table of their module, in the
-packages `consuming`, `producing` and `tools`; no handler writes to a socket or blocks.
+one store as a broker. Handlers are functions in the packages `consuming`, `producing` and `tools`;
+each of their modules has a table of its handlers. No handler writes to a socket or blocks.
 """

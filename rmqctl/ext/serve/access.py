@@ -1,8 +1,8 @@
-"""Access control: if access keys are given, only clients that sign their requests with one of the
+"""Access control: if access keys are given, only clients that sign their requests with one of these
 keys are served.
 
-Like a broker's ACL 1.0 with an ``admin`` account, without permissions for single topics and groups.
-Requests to the name server are answered for all clients.
+All keys have the rights of an ``admin`` account of a broker's ACL 1.0; there are no permissions for
+single topics or groups. Requests to the name server need no signature.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rmqctl.scan.source import FileSource
 
 _MAX_SIZE = 1 << 16
 _REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""The prefix of a broker's remark, which clients look for."""
+"""The prefix of the error text of a refused request, as from a broker; clients search for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access keys. ``secrets``: by access key; empty to admit all clients."""
+    """The access keys. ``secrets``: secret key of each access key; empty to serve all clients."""
 
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -46,8 +46,8 @@ class Access:
 
 
     def check_call(self, authorization: str, date_time: str) -> None:
-        """Check a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``, where the
-        signed text is the value of the date header.
+        """Check the signature of a call from a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…,
+        Signature=…``. The signed text is the value of the date header.
         Raises: Failed.
         """
         if not self.secrets:
@@ -69,8 +69,8 @@ def _refusal(text: str) -> Failed:
 
 
 def read_keys(paths: Iterable[str]) -> Access:
-    """Return the access keys in client key files (``rocketmq.client.keyFile``): Java properties
-    with AccessKey and SecretKey.
+    """Read access keys from client key files (``rocketmq.client.keyFile``): Java properties with
+    AccessKey and SecretKey.
     Raises: UsageError, StoreIOError.
     """
     secrets: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """A store served as a broker: topics, groups, queues, and requests that wait for messages.
 
-Contains what several handlers share; the handlers are in other modules, by subject.
+This module contains what several handlers share; the handlers are in other modules, by subject.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
-"""Maximum seconds for checking waiting requests before other clients are served."""
+"""Maximum seconds for checking waiting requests, before other clients are served again."""
 Mode = tuple[str, int]
-"""The request mode (``PULL`` or ``POP``), and the number of clients with which a client shares
-queues.
+"""A request mode (``PULL`` or ``POP``), and the number of clients with which a client shares the
+queues of a topic.
 """
 MAX_WAITING = 100_000
 """Maximum number of waiting requests of a broker."""
@@ -51,21 +51,21 @@ ANY_QUEUE = -1
 
 class Connection(Protocol):
     """A client's connection, as handlers use it. ``peer``: the client's address; ``host``: the part
-    of the address that identifies the client.
+    of this address to which limits apply.
     """
 
     peer: str
     host: str
     local_host: str
-    """The local address that the client connected to."""
+    """The server's address to which the client connected."""
     at_end: set[Callable[[], None]]
-    """Callbacks for when the connection is closed; a callback that is no longer needed removes
+    """Callbacks to call when the connection is closed. A callback that is no longer needed removes
     itself.
     """
 
     @property
     def is_full(self) -> bool:
-        """Return whether too much sent data is still unread by the client."""
+        """Return whether the client must first read responses that were already sent."""
         ...
 
     def send(self, command: Command) -> None:
@@ -83,7 +83,7 @@ class Connection(Protocol):
 
 
 class Response(msgspec.Struct):
-    """The response to a request. The body consists of ``parts``."""
+    """The response to a request. ``ext``: header fields; ``parts``: parts of the body, in order."""
 
     ext: dict[str, str] | None = None
     parts: Sequence[Buffer] = ()
@@ -92,7 +92,7 @@ class Response(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """A request: its connection, its command, and the converted fields of its header."""
+    """A request: its connection, its command, and its header fields, converted to their types."""
 
     connection: Connection
     command: Command
@@ -127,8 +127,8 @@ class Cluster:
 
 @dataclass(eq=False)
 class Broker:
-    """A served store. ``start``: where a group without consumer offset begins: ``stored`` (as a
-    broker decides), ``earliest``, ``latest``, or a time in ms.
+    """A served store. ``start``: where groups without a consumer offset start: ``stored`` (as a
+    broker decides), ``earliest``, ``latest``, or at a time in ms.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Broker:
     groups: Groups = field(default_factory=Groups)
     locks: QueueLocks = field(default_factory=QueueLocks)
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Messages delivered, by group and topic."""
+    """Number of messages delivered, by group and topic."""
     delivered_bytes: int = 0
     sums: BrokerCounts = field(default_factory=BrokerCounts)
     requests: Counter[str] = field(default_factory=Counter)
@@ -150,15 +150,15 @@ class Broker:
     started: float = field(default_factory=time.time)
     waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
         default_factory=lambda: defaultdict(set))
-    """Callbacks of requests that wait for messages, by queue; called with whether the request may
-    still wait.
+    """For each queue, callbacks of the requests that wait for messages. A callback's argument is
+    whether the request may continue to wait.
     """
     on_event: Callable[..., None] = lambda **_: None
-    """Called with the fields of each event as keyword arguments."""
+    """Callback for events, called with an event's fields as keyword arguments."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
-    """Called with an unexpected error of a handler."""
+    """Callback for unexpected errors of handlers."""
     waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
-    """The limit of waiting requests, which `pulling` weights by size."""
+    """The limit of waiting requests. A large request counts as several, see `pulling.Waiting`."""
     pops: Any = field(init=False)
     """Messages delivered by POP: a `popping.Pops` (not imported: `popping` imports this module)."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
@@ -169,10 +169,10 @@ class Broker:
     _to_notify: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
-    """True if the routes returned to clients do not permit sending."""
+    """Whether routes returned to clients do not permit sending, because a tool requested this."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
-    """Groups that connected since the configuration was last written."""
+    """Groups that connected since the store's configuration was last written."""
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
@@ -185,12 +185,12 @@ class Broker:
 
     @property
     def is_writable(self) -> bool:
-        """Return whether messages are accepted."""
+        """Return whether the broker accepts messages."""
         return self.writer is not None
 
     @property
     def received(self) -> Counter[str]:
-        """Number of stored messages by topic."""
+        """Number of messages stored since the start, by topic."""
         return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
@@ -205,7 +205,7 @@ class Broker:
 
     @property
     def topics(self) -> dict[str, ServedTopic]:
-        """All topics by name, with the permissions of clients."""
+        """All topics by name, with the permissions that clients have."""
         topics = {**self.source.topics, **self._retries}
         for group in self.groups.consumers:
             name = RETRY_PREFIX + group
@@ -226,9 +226,9 @@ class Broker:
         return None if topic is None else self._served(topic)
 
     def _served(self, topic: ServedTopic) -> ServedTopic:
-        """Return the topic with its in-memory queue, if any, added after its stored queues. A retry
-        topic always has an in-memory queue, so that consumers pull from the topic before it has
-        messages.
+        """Return the topic as clients see it. Its in-memory queue, if any, follows its stored
+        queues. A retry topic always has an in-memory queue, so that consumers already pull from the
+        topic before it has messages.
         """
         is_retry = topic.name.startswith(RETRY_PREFIX)
         extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
@@ -251,7 +251,7 @@ class Broker:
         return topic
 
     def queue(self, topic: str, queue_id: int) -> ServedQueue:
-        """Return a queue to read; an empty queue if it does not exist.
+        """Return the queue to read from; an empty queue if it does not exist.
         Raises: Failed if the queue cannot be read.
         """
         in_memory = self.memory.queues.get((topic, queue_id))
@@ -290,7 +290,7 @@ class Broker:
     # -- who waits ----------------------------------------------------------------------------
 
     def listen(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
-        """Notify a waiting request of new messages in a queue."""
+        """From now on, notify a waiting request of new messages in a queue."""
         self.waiting[key].add(waiting)
 
     def stop_listening(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
@@ -300,7 +300,7 @@ class Broker:
             del self.waiting[key]
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Wake the requests that wait for a queue, which may have new messages."""
+        """Wake the requests that wait for messages of a queue, because it may have new messages."""
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             for look in self.waiting.get(key, ()):
                 self.wake(look)
@@ -313,8 +313,8 @@ class Broker:
             self.later(0, self._wake)
 
     def _wake(self) -> None:
-        """Let some waiting requests check for messages; the others follow after other clients were
-        served.
+        """Let waiting requests check for messages, as many as one turn permits; the others follow
+        after other clients were served.
         """
         late = time.monotonic() + _TURN_S
         while self._woken and time.monotonic() < late:
@@ -338,7 +338,9 @@ class Broker:
                 self.arrived(*key)
 
     def deliver(self) -> None:
-        """Deliver delayed and timed messages that are due, and start a transaction check."""
+        """Deliver delayed and timed messages that are due, and start a check of transactions if it
+        is due.
+        """
         if self.delays is not None:
             self.delays.deliver()
         if self.timers is not None:
@@ -363,7 +365,9 @@ class Broker:
             self.delays.changed = False
 
     def close(self) -> None:
-        """Close the store; leave a writable store in the state that a broker's shutdown leaves."""
+        """Close the store. A writable store is left in the same state as by a broker that shuts
+        down.
+        """
         if self.checks is not None:
             self.checks.stop()
         if self.transactions is not None:
@@ -379,8 +383,8 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def notify_members(self, group: Group, but: object = None) -> None:
-        """Notify a group's members that its membership changed, so that they rebalance queues,
-        unless the group's settings forbid it.
+        """Unless the group's settings forbid it, notify the group's members that its membership has
+        changed, so that they rebalance the queues.
         """
         if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
                 False):
@@ -391,7 +395,9 @@ class Broker:
                                   flag=2))
 
     def notify_in_turns(self, groups: Iterable[Group]) -> None:
-        """Notify the members of many groups, alternating with other requests."""
+        """Notify the members of many groups, a few groups per turn, so that other requests are
+        served too.
+        """
         waiting = bool(self._to_notify)
         self._to_notify.update((group.name, group) for group in groups)
         if self._to_notify and not waiting:
@@ -405,12 +411,12 @@ class Broker:
             self.later(0, self._tell)
 
     def forget(self, connection: Connection) -> None:
-        """Forget a connection and its clients."""
+        """Remove the clients of a connection from all groups."""
         self.notify_in_turns(self.groups.drop(peer=connection))
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Forget clients without a recent heartbeat, and record statistics."""
+        """Remove clients without a recent heartbeat and expired locks, and record statistics."""
         self.sums.note(self.received, self.delivered)
         self.notify_in_turns(self.groups.drop_silent())
         self.locks.expire()

@@ -1,7 +1,7 @@
-"""A client's connection: frames in, responses out.
+"""A client's connection: receives frames with requests, and sends responses.
 
-If a client does not read its responses, its requests are not read either, so that no response is
-created for nothing.
+While a client does not read its responses, the server does not read its requests, because responses
+to them would only take up memory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from rmqctl.parse_values import Address
 
 _MAX_BODY = MAX_FRAME - (1 << 20)
 _MAX_ASKED = 64
-"""Maximum number of requests sent to one client that await its response."""
+"""Maximum number of requests to one client for which the server awaits responses."""
 _GATHERED = 320 << 10
-"""Maximum bytes of responses to one client that are collected in a turn before they are sent."""
+"""Bytes of responses to one client that are collected, within a turn, before they are sent."""
 _FIRST_READ = 64 << 10
-"""Bytes of the first read of a frame; small, since many connections may start a frame at once."""
+"""Maximum number of bytes to read at the start of a frame; small, because many connections may
+start a frame at once.
+"""
 _MAX_BUFFERS = 512
-"""Maximum number of buffers of unsent responses; the last response may add as many again (IOV_MAX
-is 1024).
+"""Number of buffers of collected responses at which they are sent. The last response may add as
+many buffers again (IOV_MAX is 1024).
 """
 
 
 class SharedState(Protocol):
-    """The state that all connections of a server share; `server.Server` describes it."""
+    """The state that all connections of a server share; see `server.Server`."""
 
     limits: Limits
     turns: Turns
@@ -105,7 +107,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.gone()
 
     def gone(self) -> None:
-        """Forget the connection; the event loop may report its loss later."""
+        """Remove the connection from the server; the event loop may report its end later."""
         server = self._server
         if self not in server.connections:
             return
@@ -152,12 +154,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def missing(self) -> int:
-        """Number of bytes missing from an incomplete frame."""
+        """Number of bytes by which the last frame received is incomplete."""
         return self._frames.missing
 
     def read_later(self, *, waits: bool) -> None:
-        """Stop or resume reading this connection's frame, while frames of other connections are
-        read.
+        """Stop reading this connection's incomplete frame while frames of other connections are
+        read (``waits``), or resume reading it.
         """
         self._reads_later = waits
         if waits and self._transport is not None and not self._transport.is_closing():
@@ -168,7 +170,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- requests -----------------------------------------------------------------------------
 
     def in_line(self, *, waits: bool) -> None:
-        """Stop or resume reading while the connection waits for its turn."""
+        """Stop reading while the connection waits for its turn (``waits``), or resume reading."""
         self._waits = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -177,7 +179,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def work(self, late: float) -> bool:
         """Answer received requests until ``late`` (monotonic seconds), as long as the client reads
-        the responses. Return whether requests are left.
+        the responses. Return whether unanswered requests remain.
         """
         # One turn at a time.
         if self._busy:
@@ -217,7 +219,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return more and not self._paused
 
     def _count(self) -> None:
-        """Count the bytes of incomplete frames against the limit of all connections."""
+        """Update the number of bytes of incomplete frames, which all connections together limit."""
         if self._transport is None or self._transport.is_closing():
             return
         self.last = time.monotonic()
@@ -232,12 +234,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held(self) -> int:
-        """Bytes of incomplete requests."""
+        """Number of bytes of incomplete requests."""
         return self._held
 
     def count_unsent(self) -> bool:
-        """Count the bytes of unread responses. Return whether all connections together exceed the
-        limit.
+        """Update the number of bytes of unread responses. Return whether all connections together
+        exceed the limit.
         """
         unsent = 0 if self._transport is None or self._transport.is_closing() else (
             self._transport.get_write_buffer_size())
@@ -248,11 +250,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held_since(self) -> float:
-        """The time since which the held bytes have not decreased (monotonic seconds)."""
+        """The time (monotonic seconds) since which the number of held bytes has not decreased."""
         return self._since
 
     def spare_since(self) -> float | None:
-        """Return the idle time, see `limits.Holder`."""
+        """Return the time since which the connection is idle, see `limits.Holder`."""
         if not self._has_asked:
             return 0.0
         if self._paused:
@@ -260,8 +262,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return None if self.at_end or self._asked or self._waits else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the client sent nothing for too long, left a request incomplete, or does
-        not read.
+        """Return whether the client has sent nothing for too long, has not completed a request, or
+        does not read responses.
         """
         idle = self._server.limits.idle
         return now - self.last > idle or (
@@ -273,7 +275,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of responses that the client has not read yet."""
+        """Number of bytes of responses that the client has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -- answers ------------------------------------------------------------------------------
@@ -293,9 +295,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.send(replace(command, opaque=number))
 
     def _on_response(self, number: int, response: Command | None) -> None:
-        """Handle a client's response to a request from the server, if the response is still
-        expected.
-        """
+        """Pass a client's response to the sender of the request, unless the request has expired."""
         then, timer = self._asked.pop(number, (None, None))
         if then is not None and timer is not None:
             timer.cancel()
@@ -321,8 +321,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Send at the end of this turn, or at once if enough is collected, or later if an order
-        (`orders`) delays responses.
+        """Send a response at the end of this turn; at once if enough bytes are collected; later if
+        an order (`orders`) delays responses.
         """
         slow = self._broker.cluster.faults.slow
         if slow:
@@ -340,7 +340,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def flush(self) -> None:
-        """Write responses to the socket; copy only what the socket does not accept at once."""
+        """Write the collected responses to the socket; copy only the bytes that the socket does not
+        accept at once.
+        """
         parts, size, transport = self._out, self._out_size, self._transport
         if not parts:
             return
@@ -367,7 +369,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             sent -= len(part)
 
     def end(self) -> None:
-        """Close the connection at once; responses that were written are still sent."""
+        """Write the collected responses, as far as the socket accepts them, and close the
+        connection.
+        """
         self.flush()
         self._forget_held()
         self._frames = FrameReader(self._server.limits.frame)

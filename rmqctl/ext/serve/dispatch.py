@@ -1,4 +1,4 @@
-"""Find the handler of each request code, and build error responses (spec: remoting.md §1.4)."""
+"""Handlers of requests by request code, and error responses (spec: remoting.md §1.4)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_NAME: dict[str, Handler] = {
 HANDLERS: dict[int, Handler] = {
     code: _BY_NAME[request.name] for code, request in REQUESTS.items() if request.name in _BY_NAME}
 _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
-"""Requests to name servers, which need no access key."""
+"""Codes of requests to the name server, for which clients need no access key."""
 
 
 def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
            ) -> None:
-    """Answer a request, now or later; a one-way request gets no response. ``is_known``: whether the
-    client's access was already checked.
+    """Handle a request. The response is sent now or later; a one-way request gets no response.
+    ``is_known``: whether the client's access was already checked.
     """
     response = _answered(broker, connection, command, is_known)
     if response is not None and not command.is_one_way:
@@ -58,7 +58,7 @@ def _answered(broker: Broker, connection: Connection, command: Command, is_known
 
 
 def _always(name: str) -> dict[str, str] | None:
-    """Return the header fields of every response, including errors."""
+    """Return the header fields that all responses to a request have, including errors."""
     return dict(REGION) if name.startswith("SEND_") else None
 
 

@@ -1,6 +1,6 @@
 """Statistics of a server: for the live view, for monitoring, and as events each second.
 
-All sizes are bounded, since clients can name as many groups and topics as they like.
+The number of statistics is limited, because clients can name any number of groups and topics.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
 MAX_LABELS = 1000
-"""Maximum number of label values of a metric; further groups and topics are added up."""
+"""Maximum number of groups and topics that a metric shows singly; all others are added up."""
 REST = "*"
-"""The label of the sum of further groups and topics; a group or topic of this name is included."""
+"""The label of the sum of all other groups and topics, including groups and topics of this name."""
 _MAX_EVENTS = 50
-"""Maximum number of events of one kind per second; the others are summed up in one event."""
+"""Maximum number of events of one kind per second; if there are more, one event has their sum."""
 _LAG_S = 0.02
-"""Maximum seconds for reading consumer offsets, at most once a second."""
+"""Maximum seconds for computing lags, which happens at most once a second."""
 _MAX_QUEUES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Counts since the previous sample, ``seconds`` ago."""
+    """Counts since the previous sample. ``seconds``: the time since this sample."""
 
     seconds: float
     sent: Mapping[tuple[str, str], int]
-    """Messages by broker and topic."""
+    """Number of stored messages by broker and topic."""
     delivered: Mapping[tuple[str, str, str], int]
-    """Messages by broker, group and topic."""
+    """Number of delivered messages by broker, group and topic."""
     delivered_bytes: int
     committed: Sequence[tuple[str, str, str]]
-    """Broker, group and topic of each new consumer offset."""
+    """Broker, group and topic of consumer offsets that were committed."""
     damaged: Mapping[str, int]
     """Number of skipped damaged messages by broker."""
     connections: Mapping[str, int]
@@ -48,7 +48,9 @@ class Second:
 
 @dataclass(eq=False)
 class CountWatch:
-    """Samples a server's counts. New consumer offsets are counted from the first sample on."""
+    """Takes samples of a server's counts. Commits of consumer offsets are counted from the first
+    sample on.
+    """
 
     server: Server
     _last: float = field(default_factory=time.monotonic)
@@ -83,15 +85,15 @@ class CountWatch:
 
 
 def connections(server: Server) -> dict[str, int]:
-    """Return the numbers of connections: current, and since the start accepted, turned away, and
-    closed because of invalid data.
+    """Return the number of open connections, and the numbers of connections since the start that
+    were accepted, turned away, or closed because of invalid data.
     """
     return {"connections": len(server.connections), "accepted": server.accepted,
             "turned_away": server.turned_away, "broken": server.broken}
 
 
 def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
-    """Yield the events of a second as objects."""
+    """Yield the events of the last second as JSON objects."""
     brokers = {broker.name: broker for broker in server.brokers}
     if second.connections:
         yield {"event": "connections", **second.connections}
@@ -122,8 +124,8 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     """Return the number of messages of a topic that a group has not consumed, in queues with a
-    consumer offset; None without such queues, or if there are too many to read until ``late``
-    (monotonic seconds).
+    consumer offset. Return None if there is no such queue, or if there are too many queues to read
+    them until ``late`` (monotonic seconds).
     """
     topic_config = broker.topic(topic)
     if topic_config is None or topic_config.read_queues > _MAX_QUEUES:
@@ -143,7 +145,9 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
 
 
 def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int]]:
-    """Yield (group, topic, lag), connected groups first, as many as the time limit permits."""
+    """Yield groups with their topics and lags, connected groups first, as many as the time limit
+    permits.
+    """
     late = time.monotonic() + _LAG_S
     connected = ((group.name, topic) for group in broker.groups.consumers.values()
                  for topic in group.subscriptions)
@@ -164,7 +168,9 @@ def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int
 
 
 def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the busiest connected groups with their topics: members, lag, messages per second."""
+    """Return the connected groups to which most messages were delivered, with topic, number of
+    members, lag, and messages per second.
+    """
     connected = ((broker, group.name, topic) for broker in server.brokers
                  for group in broker.groups.consumers.values()
                  for topic in group.subscriptions or ("",))
@@ -180,7 +186,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the topics that received the most messages, with messages per second."""
+    """Return the topics in which most messages were stored, with messages per second."""
     chosen = nlargest(most, second.sent.items(), key=lambda row: row[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]

@@ -1,8 +1,10 @@
-"""Identify a store by records of its log, not by name and path, to match saved consumer offsets.
+"""Identification of a store by records of its log, so that saved consumer offsets are matched to
+the right store even if its name or path has changed.
 
-A store that was moved, renamed or is served in another order has the same records at the same
-physical offsets. Two records are saved, the first of the first log file and the first of the last:
-a broker that deletes old files removes the former, truncation the latter.
+A store that was moved or renamed, or is served in another order, has the same records at the same
+physical offsets. Two records are saved: the first record of the first log file and the first record
+of the last log file. A broker that deletes old files removes the first file; truncation can remove
+the last file.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import first_record
 
 ANCHORS = "records"
-"""The field of an entry with the records: lists of physical offset, size and digest."""
+"""The field of an entry that contains the records: lists of physical offset, size and digest."""
 _MAX_READ = 16 << 20
 _MAX_ANCHORS = 4
-"""Maximum number of records that are checked of an entry; two are written."""
+"""Maximum number of records of an entry that are checked, although only two are written."""
 Anchor = list[int | str]
 
 
 def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
-    """Return [physical offset, size, digest] of the records that identify a log; empty if the log
-    is empty or cannot be read. The first record of ``earlier`` is kept while its file exists.
+    """Return the records that identify a log, each as [physical offset, size, digest]; none if the
+    log is empty or cannot be read. The first record of ``earlier``, an earlier result, is kept
+    while its log file exists.
     """
     anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
     first = None if anchors else first_record(log)
@@ -43,8 +46,8 @@ def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
 
 
 def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
-    """Return whether the log contains a record of the entry; None if unknown: the log contains no
-    record at all at the entry's offsets.
+    """Return whether the log contains one of the entry's records. Return None (unknown) if the log
+    has no intact record at any of the entry's offsets.
     """
     anchors, other = entry.get(ANCHORS), False
     for anchor in anchors[:_MAX_ANCHORS] if isinstance(anchors, list) else ():
@@ -59,8 +62,8 @@ def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
 
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
             ) -> tuple[list[str | None], list[str]]:
-    """Match stores to entries of a consumer offsets file. Return (the entry's name for each store,
-    or None; warnings).
+    """Match stores to the entries of a consumer offsets file. Return, for each store, the name of
+    its entry (None if it has no entry); and warnings.
     Raises: UsageError if a store's entry cannot be determined.
 
     An entry's name consists of a broker's name, a space and a path. An entry without records

@@ -1,4 +1,4 @@
-"""Heartbeats of clients, and the queue locks of group members (spec: remoting.md §3.3)."""
+"""Handlers for heartbeats of clients and queue locks of group members (spec: remoting.md §3.3)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.frame import FrameError
 
 _MAX_EVENTS = 50
-"""If one heartbeat changes up to this number of groups, their members are notified at once."""
+"""Maximum number of groups, changed by one heartbeat, whose members are notified at once and whose
+events are reported singly.
+"""
 _MAX_SUBSCRIPTIONS = 10_000
 _MAX_TEXT = 64 << 20
-"""Maximum bytes of all subscriptions of a broker."""
+"""Maximum memory in bytes for all subscriptions of a broker."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_BODY = 1 << 20
 _MAX_NAME = 1024
-"""Maximum characters of the name of a client, group or topic; brokers allow 255."""
+"""Maximum length, in characters, of the name of a client, group or topic; brokers allow 255."""
 
 
 def body_of(call: Call) -> dict[str, Any]:
     """Return the JSON object in a request's body.
-    Raises: Failed if it is not an object, is too large, or takes too long to read.
+    Raises: Failed if the body is too large, is not a JSON object, or cannot be parsed.
     """
     if len(call.command.body) > _MAX_BODY:
         raise Failed(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
@@ -41,13 +43,13 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; empty if the value is not a list."""
+    """Return the JSON objects in a list; an empty list if the value is not a list."""
     return [element for element in value if isinstance(element, dict)] if (
         isinstance(value, list)) else []
 
 
 def _name(value: Any) -> str:
-    """Return a name; empty if it is too long or cannot be encoded."""
+    """Return a name; an empty text if the value is not text, is too long or cannot be encoded."""
     text = value if isinstance(value, str) and len(value) <= _MAX_NAME else ""
     return "" if _SURROGATE.search(text) else text
 
@@ -127,7 +129,7 @@ def unregister(broker: Broker, call: Call) -> Response:
 
 
 def consumer_list(broker: Broker, call: Call) -> Response:
-    """Return the client ids of a group, which its members need to share queues."""
+    """Return the client ids of a group's members, which need them to share queues."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:
@@ -136,7 +138,7 @@ def consumer_list(broker: Broker, call: Call) -> Response:
 
 
 def check_client(_broker: Broker, call: Call) -> Response:
-    """Check that a filter is valid, before the client's first pull."""
+    """Check that a client's filter is valid. Clients request this before their first pull."""
     data = body_of(call).get("subscriptionData")
     subscription = Subscription.of(data if isinstance(data, dict) else {})
     if subscription.kind != TAG:
@@ -151,8 +153,8 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
-    """Lock queues for a member, for orderly consumption. Return the queues that the member now
-    holds.
+    """Lock queues for a group member, for orderly consumption. Return the queues that this member
+    has locked now.
     """
     value = body_of(call)
     locked = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),

@@ -1,4 +1,6 @@
-"""Clients, their groups, and the queues that members have locked (spec: remoting.md §3.3)."""
+"""State of connected clients: their groups, and the queues that members have locked (spec:
+remoting.md §3.3).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 _FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
          "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
          "CONSUME_FROM_TIMESTAMP")
-"""The names of values that C++ clients send as numbers, by number."""
+"""The names of enum values, in the order of the numbers that C++ clients send instead."""
 
 
 class Peer(Protocol):
@@ -40,7 +42,7 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """A client in a group. ``seen``: the time of its last heartbeat (monotonic seconds)."""
+    """A client in a group. ``seen``: time of the client's last heartbeat (monotonic seconds)."""
 
     client_id: str
     peer: Peer
@@ -55,8 +57,8 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group: its members by client id and connection, since two clients may have the
-    same id, and its subscriptions.
+    """A consumer group with its members and subscriptions. Members are keyed by client id and
+    connection, because two clients may have the same id.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Group:
     type: str = _TYPES[1]
     from_where: str = _FROM[0]
     size: int = 0
-    """Approximate bytes of memory of the subscriptions."""
+    """Approximate memory of the group's subscriptions in bytes."""
 
     @property
     def ids(self) -> list[str]:
@@ -74,19 +76,19 @@ class Group:
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """Return the latest member with a client id, or None."""
+        """Return the member with a client id that joined last; None if there is no such member."""
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 
     def describe(self, value: dict[str, Any]) -> None:
-        """Set the group's properties from a heartbeat."""
+        """Set the group's properties from the group's object in a heartbeat."""
         self.model = _named(value.get("messageModel"), _MODELS, self.model)
         self.type = _named(value.get("consumeType"), _TYPES, self.type)
         self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
-        """Replace the group's subscriptions by a member's. Return True if a topic was added or
-        removed.
+        """Replace the group's subscriptions by those of a member. Return whether topics were added
+        or removed.
         """
         topics = {subscription.topic for subscription in wanted}
         changed = topics != set(self.subscriptions)
@@ -101,7 +103,7 @@ class Group:
 
 
 def size_of(subscriptions: Iterable[Subscription]) -> int:
-    """Return the approximate bytes of memory of subscriptions."""
+    """Return the approximate memory of subscriptions in bytes."""
     return sum(200 + len(subscription.topic) + len(subscription.expression) + len(subscription.kind)
                for subscription in subscriptions)
 
@@ -114,7 +116,7 @@ def _named(value: object, names: tuple[str, ...], default: str) -> str:
 
 @dataclass(slots=True)
 class Groups:
-    """The connected groups of a broker, with at most ``most`` members in total."""
+    """The groups of a broker with connected clients; at most ``most`` members in total."""
 
     most: int = 10_000
     consumers: dict[str, Group] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class Groups:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of memory of all subscriptions."""
+        """Approximate memory of all subscriptions in bytes."""
         return sum(group.size for group in self.consumers.values())
 
     def members(self) -> Iterator[Member]:
@@ -138,8 +140,8 @@ class Groups:
 
     def drop(self, client_id: str | None = None, peer: Peer | None = None,
              group: str | None = None, heard_by: float = math.inf) -> list[Group]:
-        """Remove members by connection, client id, group (None for all groups) or time of their
-        last heartbeat. Return the groups that lost a member.
+        """Remove the consumers that meet all given conditions: client id, connection (``peer``),
+        group, last heartbeat before ``heard_by``. Return the groups that lost a member.
         """
         is_gone = _selected(client_id, peer, heard_by)
         touched = []
@@ -154,7 +156,7 @@ class Groups:
 
     def drop_producers(self, client_id: str | None = None, peer: Peer | None = None,
                        group: str | None = None, heard_by: float = math.inf) -> None:
-        """Remove producers by connection, client id, group or heartbeat time, see `remove`."""
+        """Remove the producers that meet all given conditions, as in `drop`."""
         is_gone = _selected(client_id, peer, heard_by)
         for name, members in list(self.producers.items()):
             if group not in (None, name):
@@ -166,8 +168,8 @@ class Groups:
                 del self.producers[name]
 
     def drop_silent(self) -> list[Group]:
-        """Remove members without a heartbeat for `EXPIRY_S`. Return the groups that lost a
-        member.
+        """Remove clients without a heartbeat in the last `EXPIRY_S` seconds. Return the consumer
+        groups that lost a member.
         """
         heard_by = time.monotonic() - EXPIRY_S
         self.drop_producers(heard_by=heard_by)
@@ -182,15 +184,15 @@ def _selected(client_id: str | None, peer: Peer | None, heard_by: float
 
 @dataclass(slots=True)
 class QueueLocks:
-    """Queue locks of group members, for orderly consumption; at most ``most``."""
+    """Queue locks of group members, for orderly consumption. ``most``: maximum number of locks."""
 
     most: int = 100_000
     _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
-        """Lock queues for a client. Return the queues that the client now holds: queues that were
-        free, its own, or whose lock had expired.
+        """Lock queues for a client. Return the queues now locked for it: queues that were not
+        locked, that it had locked before, or whose lock had expired.
         """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))

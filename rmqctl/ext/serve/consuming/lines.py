@@ -1,4 +1,4 @@
-"""Wait lines (FIFO) of POP requests that wait for messages, shared by both protocols."""
+"""FIFO lines of waiting POP requests, from clients of both protocols (remoting and gRPC)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
 
 
 class Line(NamedTuple):
-    """The key of a line: requests with the same key wait in one line. ``notice``: whether the
-    requests ask only for a notification, not for messages.
+    """The key of a line: all requests with the same key wait in the same line. ``notice``: whether
+    the requests ask for a notification only, not for messages.
     """
 
     group: str
@@ -25,8 +25,8 @@ class Line(NamedTuple):
 
 
 class WaitingLines:
-    """Waiting requests in order of arrival. The first request of a line is notified of new
-    messages; when it leaves, the next request checks for messages.
+    """Lines of waiting requests, each in order of arrival. Only the first request of a line is
+    notified of new messages; when it leaves the line, the next request checks for messages.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -41,7 +41,7 @@ class WaitingLines:
             self._broker.listen((line.topic, ANY_QUEUE), look)
 
     def leave(self, line: Line, look: Callable[[bool], None]) -> None:
-        """Remove a waiting request."""
+        """Remove a waiting request from its line."""
         waiting = self._all[line]
         was_first = self.is_first(line, look)
         del waiting[look]
@@ -56,17 +56,19 @@ class WaitingLines:
         self._broker.stop_listening((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Return whether a waiting request is first in its line, and so gets notified."""
+        """Return whether a waiting request is the first in its line, which is notified of new
+        messages.
+        """
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the number of requests that wait for messages of one queue of a topic, or of any
-        queue.
+        """Return the number of a group's requests that wait for messages of a topic with the given
+        queue id, which may be `ANY_QUEUE`.
         """
         return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
             group, topic, queue_id) and not line.notice)
 
     @property
     def behind(self) -> int:
-        """Return the number of requests that are not the first of their line."""
+        """Return the number of requests that are not the first in their line."""
         return sum(len(waiting) - 1 for waiting in self._all.values())

@@ -1,7 +1,8 @@
-"""Queues in memory for messages that consumers send back to a read-only server.
+"""In-memory queues for messages that consumers send back to a read-only server.
 
-Their queue ids are above the ids of stored queues, and their physical offsets above any log, so
-that a client can send back messages that it received from these queues.
+The ids of these queues are higher than the ids of stored queues, and the physical offsets of their
+messages are higher than in any log. So a client can also send back messages that it received from
+these queues.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
 
 OVERHEAD = 512
-"""Bytes of memory that a message takes besides its record."""
+"""Approximate memory of a message in bytes, in addition to its record."""
 BASE = 1 << 61
-"""The physical offset of the first record in memory; no broker's log is that long."""
+"""The physical offset of the first record in memory; no log is long enough to reach it."""
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class MemoryQueue:
 
 @dataclass(slots=True)
 class Memory:
-    """All queues in memory of one broker, at most ``limit`` bytes in total."""
+    """All in-memory queues of one broker. ``limit``: maximum memory in bytes for all queues."""
 
     limit: int
     queues: dict[tuple[str, int], MemoryQueue] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Memory:
         return self.size + 2 * (len(record.body) + OVERHEAD) + len(record.properties) <= self.limit
 
     def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
-        """Append a copy of a record to a queue. Return the copy's bytes."""
+        """Append a copy of a record to a queue. Return the copy as bytes."""
         queue = self.queues.setdefault((topic, queue_id), MemoryQueue())
         name = topic.encode()
         magic = magic_for(name)

@@ -1,4 +1,6 @@
-"""Queue offsets: bounds, offsets by time, and consumer offsets (spec: remoting.md §3.2)."""
+"""Handlers for queue offsets: bounds, offsets by time, and consumer offsets (spec: remoting.md
+§3.2).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 
 _V5 = 412
-"""The version number that 5.0 clients send."""
+"""The version number that clients of version 5.0 send."""
 
 
 def _offset(value: int) -> Response:
@@ -46,9 +48,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """Return the queue offset at a time, as 5.x brokers do. For a time after the last message, Java
-    clients before 5.0 get the offset of the last message, as from 4.x brokers: Dashboard 1.x adds 1
-    to the offset and would otherwise show messages twice.
+    """Return the queue offset for a time, as 5.x brokers do. For a time after the last message,
+    Java clients before 5.0 get the offset of the last message, as from 4.x brokers: Dashboard 1.x
+    adds 1 to this offset, and would otherwise show messages twice.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
@@ -61,7 +63,7 @@ def search_offset(broker: Broker, call: Call) -> Response:
 
 
 def earliest_time(broker: Broker, call: Call) -> Response:
-    """Return the store time of the queue's first message; -1 if it is empty."""
+    """Return the store time (ms) of the queue's first message; -1 if the queue is empty."""
     queue = broker.queue(call.fields["topic"], call.fields["queueId"])
     pulled = queue.pull(queue.first, 1, None)
     when = decode(pulled.parts[0]).store_timestamp if pulled.parts else -1
@@ -70,8 +72,9 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
-    """Return a group's consumer offset; if it does not exist, the offset to start from. Return None
-    if a broker lets the client choose the start; without ``zero`` also for queues that start at 0.
+    """Return a group's consumer offset; if it does not exist, the offset from which the group
+    starts. Return None if a broker would let the client choose where to start; this includes queues
+    that start at 0 if ``zero`` is False.
     Raises: Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)
@@ -89,7 +92,9 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
 
 
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Return a group's consumer offset; if it does not exist, the offset to start from."""
+    """Return a group's consumer offset; if it does not exist, the offset from which the group
+    starts.
+    """
     wanted = call.fields
     offset = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)

@@ -1,9 +1,10 @@
-"""Plain pulls: requests that differ from an earlier request only in numbers, and find messages.
+"""Plain pulls: pull requests that differ from an earlier request only in numbers, and find
+messages.
 
-A consumer repeats the same request (group, topic, queue and limits) with another offset. The first
-request is decoded by a library, and its text is kept; only the numbers of repeated requests are
-parsed. `pulling.pull_message` handles all other pulls. A test checks that both produce the same
-responses.
+A consumer repeats the same request (group, topic, queue and limits) with other offsets. The first
+request is decoded by a library and kept; of a request that repeats its text, only the numbers are
+parsed. `pulling.pull_message` handles all other pulls. A test checks that both ways produce the
+same responses.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _CODES = {CODE_OF[name]: name for name in pulling.HANDLERS}
 _NUMBERS = ("opaque", "queueOffset", "commitOffset")
 _NAMES = b"".join(name.encode() + b"\0" for name in _NUMBERS)
 _MAX_AT_ONCE = 16
-"""Maximum number of requests answered in one go."""
+"""Maximum number of requests that are answered per call of `PlainPulls.take_all`."""
 _MAX_KEPT = 2048
-"""Maximum number of decoded requests that are kept; each takes at most 3 KiB."""
+"""Maximum number of decoded requests to keep; each takes at most 3 KiB of memory."""
 _MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
 _MARKED_OPAQUE = 1_234_567_894
 
@@ -48,8 +49,8 @@ class ConsumerConnection(Protocol):
 
 
 class _PlainPull(msgspec.Struct, gc=False):
-    """A request that may be repeated. ``fields``: its header fields without the numbers. ``says``:
-    whether the request contains a filter; ``accept``: that filter.
+    """A decoded request, which may be repeated. ``fields``: its header fields, without the numbers.
+    ``says``: whether the request contains a filter; ``accept``: this filter.
     """
 
     code: int
@@ -95,7 +96,9 @@ class PlainPulls:
 
     def _learn(self, frames: FrameReader, words: bytes, numbers: tuple[int | None, ...]
                ) -> _PlainPull | None:
-        """Decode and keep the next request; None if it is not a plain pull."""
+        """Decode the next request and keep it for repetitions. Return None if it is not a plain
+        pull.
+        """
         frame = frames.peek()
         if frame is None:
             return None
@@ -117,9 +120,7 @@ class PlainPulls:
 
     def _answer(self, client: ConsumerConnection, pull: _PlainPull, opaque: int, offset: int,
                 commit: int | None) -> bool:
-        """Answer a plain pull. Return False, without a response, if it needs
-        `pulling.pull_message`.
-        """
+        """Answer a plain pull. Return False if `pulling.pull_message` must answer it instead."""
         broker, fields = self._broker, pull.fields
         group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         try:
@@ -148,8 +149,8 @@ class PlainPulls:
 
 
 def _form() -> bytes:
-    """Return the header of a response as a format string with four numbers: the maximum, the
-    minimum and the next queue offset, and opaque.
+    """Return the header of a response as a format string for four numbers: the maximum, minimum and
+    next queue offset, and ``opaque``.
     """
     response = pulling.response_to(_MARKED, 0)
     text = response_head(_MARKED_OPAQUE, response.code, response.ext or {}, response.remark, 0)[

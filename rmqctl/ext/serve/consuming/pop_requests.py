@@ -1,8 +1,8 @@
 """POP over the remoting protocol: receive, acknowledge and change the invisible time of messages.
 
-Responses are the same as from a 5.x broker, except that a message whose invisible time is over is
-delivered again from its own queue and not put into a retry topic, so a read-only store can also
-serve POP.
+Responses are the same as from a 5.x broker, with one exception: a message whose invisible time is
+over is delivered again from its own queue, and is not put into a retry topic. So POP also works
+with a read-only store.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ _MAX_MESSAGES = 32
 _MAX_INVISIBLE_MS = 12 * 3_600_000
 """Maximum invisible time of a message (ms)."""
 _IN_ORDER = 999
-"""The revive queue id that a receipt of ordered messages contains."""
+"""The revive queue id in the receipts of messages that are consumed in order."""
 _LATEST = 1
-"""The ``initMode`` of a group without consumer offset that starts with new messages."""
+"""The ``initMode`` of a request that lets a group without a consumer offset start with new
+messages.
+"""
 _MIN_WAIT_S = 0.01
 _RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")
 _MAX_NAME = 255
 _MAX_ACKED, _MAX_SETS = 1024, 4096
-"""Maximum entries of a batch acknowledgement, and maximum characters of all their bit sets."""
+"""Maximum number of entries in a batch acknowledgement, and maximum length in characters of all
+their bit sets together.
+"""
 
 
 def has_batches(broker: Broker, topic: str) -> bool:
@@ -56,7 +60,9 @@ def has_batches(broker: Broker, topic: str) -> bool:
 
 
 def pop_message(broker: Broker, call: Call) -> Response | None:
-    """Return messages of a topic that no other client holds, as soon as there are any."""
+    """Return messages of a topic that are not in flight to another client, as soon as there are
+    any.
+    """
     wanted = call.fields
     _judge(broker, call)
     if wanted["maxMsgNums"] > _MAX_MESSAGES:
@@ -72,7 +78,7 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
 
 
 def notification(broker: Broker, call: Call) -> Response | None:
-    """Answer whether there are messages to pop, as soon as there are any."""
+    """Answer as soon as there are messages to pop, or when the poll time is over."""
     _judge(broker, call)
     return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
 
@@ -101,7 +107,7 @@ def _judge(broker: Broker, call: Call) -> None:
 
 
 def _check_group(name: str) -> None:
-    """Raise Failed if a group name is too long to be kept in memory."""
+    """Raise Failed if a group name is too long to keep in memory."""
     if len(name) > _MAX_NAME:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"the group name has {len(name)} characters")
@@ -112,14 +118,14 @@ def _milliseconds(wanted: int) -> int:
 
 
 class _WaitingForAny(Waiting):
-    """A request that waits for messages of any queue, new or visible again."""
+    """A POP request that waits for messages that are new or become visible again."""
 
     late = 0.0
     """The time at which the wait ends (monotonic seconds)."""
 
     @property
     def popped(self) -> GroupDeliveries:
-        """Return the group's popped messages of the topic; do not keep a reference to them."""
+        """Return the deliveries of the topic to the group; do not keep a reference to them."""
         wanted = self.call.fields
         popped: GroupDeliveries = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
         return popped
@@ -146,8 +152,8 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Wait until the request expires; if it is first in line, at most until a message may
-        become visible again.
+        """Wait until the request expires. If the request is the first in its line, check earlier,
+        when a message may become visible again.
         """
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):
@@ -173,7 +179,7 @@ class _WaitingForAny(Waiting):
             self._wait()
 
     is_unfinished = False
-    """True if there are more queues than one turn can check."""
+    """Whether the last turn ended before all queues were checked."""
 
     @abstractmethod
     def answer_now(self) -> Response | None:
@@ -181,8 +187,8 @@ class _WaitingForAny(Waiting):
 
     @abstractmethod
     def empty_response(self, *, full: bool = False) -> Response:
-        """Return a response without messages; ``full``: whether the reason is too many waiting
-        requests.
+        """Return a response without messages. ``full``: whether it is sent because too many
+        requests wait.
         """
 
 
@@ -232,14 +238,14 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """Return the number that marks a topic in responses: 0 for the requested topic, 1 or 2 for its
-    retry topics.
+    """Return the number that stands for a topic in responses: 0 for the requested topic, 1 or 2 for
+    one of its retry topics.
     """
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 
 
 def _record(given: DeliveredMessage) -> Buffer:
-    """Return the record as stored, except for its number of deliveries."""
+    """Return the stored record, with the current number of deliveries."""
     times = min(given.flight.attempt - 1, MAX_ATTEMPTS)
     name, _ = given.receipt.queue
     if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
@@ -253,7 +259,7 @@ def _record(given: DeliveredMessage) -> Buffer:
 
 
 def ack(broker: Broker, call: Call) -> Response:
-    """Acknowledge a message. Like a broker, answer a late acknowledgement with success."""
+    """Acknowledge a message. Like a broker, report success even if it is too late to do so."""
     popped, receipt = _receipt(broker, call)
     with suppress(Failed):
         popped.ack(receipt)
@@ -270,7 +276,7 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
 
 
 def _receipt(broker: Broker, call: Call) -> tuple[GroupDeliveries, Receipt]:
-    """Return the popped messages and the receipt that a request refers to. Raises: Failed."""
+    """Return the deliveries and the receipt that a request refers to. Raises: Failed."""
     wanted = call.fields
     name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
     topic = broker.require_topic(name)
@@ -290,7 +296,8 @@ def _receipt(broker: Broker, call: Call) -> tuple[GroupDeliveries, Receipt]:
 
 
 def _popped(broker: Broker, group: str, topic: str) -> GroupDeliveries:
-    """Return a group's popped messages of a topic, or of one of its retry topics.
+    """Return the deliveries of a topic to a group. For a retry topic of the group, return those of
+    the original topic.
     Raises: Failed.
     """
     base = topic
@@ -304,7 +311,7 @@ def _popped(broker: Broker, group: str, topic: str) -> GroupDeliveries:
 
 
 def ack_many(broker: Broker, call: Call) -> Response:
-    """Acknowledge messages; unknown ones are skipped."""
+    """Acknowledge several messages; unknown messages are skipped."""
     acks = objects(body_of(call).get("acks"))
     if not acks:
         raise Failed(Status.NO_MESSAGE, "the request acknowledges no messages")
@@ -335,7 +342,7 @@ def _number(value: object) -> int:
 
 
 def _places(text: str) -> list[int]:
-    """Return the positions of the bits in a base64 bit set. Raises: Failed."""
+    """Return the numbers of the bits that are set in a base64 bit set. Raises: Failed."""
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):

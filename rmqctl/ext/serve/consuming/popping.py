@@ -1,8 +1,9 @@
-"""POP: messages that are invisible after delivery until they are acknowledged or delivered again.
+"""POP: a delivered message is invisible until it is acknowledged, or until its invisible time is
+over and it is delivered again.
 
-Used by both protocols. Consumer offsets are kept in `Positions`, so that clients of either protocol
-continue where others stopped. The list of unacknowledged messages is kept in memory only; a group's
-consumer offset is the offset of its first unacknowledged message. Times are seconds of
+Both protocols use this module. Consumer offsets are kept in `Positions`, so that clients of either
+protocol continue where others stopped. The list of unacknowledged messages is kept in memory only;
+a group's consumer offset is the offset of its first unacknowledged message. Times are seconds of
 `time.monotonic`.
 """
 
@@ -26,17 +27,19 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MAX_FLYING, MAX_OF_GROUP = 100_000, 20_000
-"""Maximum number of unacknowledged messages of a broker, and of a group in a topic."""
+"""Maximum number of unacknowledged messages: of a broker, and of one group in one topic."""
 MAX_QUEUES = 100_000
-"""Maximum number of queues, counted per group, whose state a broker keeps."""
+"""Maximum number of queues whose state a broker keeps; a queue counts once for each group."""
 MAX_BYTES = 4 << 20
-"""Maximum bytes of messages delivered at once; the first message always fits."""
+"""Maximum bytes of messages in one delivery; the first message may be larger."""
 RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
-"""Seconds by which a connected client's invisible time is renewed, and the maximum in total."""
+"""Seconds by which the invisible time of a connected client's message is extended each time, and
+the maximum seconds since delivery.
+"""
 TURN_S = 0.02
-"""Maximum seconds for searching queues before other clients are served."""
+"""Maximum seconds for searching queues, before other clients are served again."""
 MAX_ATTEMPTS = (1 << 31) - 1
-"""The highest number of deliveries that fits the protocol."""
+"""The highest number of deliveries that the protocol can express."""
 _SOON_S = 1.0
 _STALE = 16
 _MAX_ATTEMPT_NAME = 255
@@ -45,8 +48,9 @@ QueueKey = tuple[str, int]
 
 @dataclass(slots=True)
 class InFlight:
-    """A message in flight: delivered, not acknowledged yet. ``number``: see `Receipt`; ``owner``:
-    the client for which the invisible time is renewed while it is connected, if any.
+    """A message in flight: delivered, but not acknowledged yet. ``number``: see `Receipt`;
+    ``owner``: client whose invisible time is extended while the client is connected; empty if it is
+    not extended.
     """
 
     offset: int
@@ -60,8 +64,9 @@ class InFlight:
 
 @dataclass(slots=True)
 class _PopQueue:
-    """The state of a queue for a group. ``next``: the queue offset to read from; ``flights``:
-    sorted by offset; ``attempt``: the `PopRequest.attempt` of the latest delivery.
+    """The state of a queue for a group. ``next``: the next queue offset to read; ``flights``:
+    messages in flight by queue offset, in order; ``attempt``: the `PopRequest.attempt` of the
+    latest delivery.
     """
 
     next: int
@@ -71,8 +76,9 @@ class _PopQueue:
 
 
 class Receipt(NamedTuple):
-    """The receipt that acknowledges a message: queue, queue offset, and the time (ms) at which the
-    message was delivered or hidden, which is higher for each later delivery.
+    """The receipt with which a client acknowledges a message: queue, queue offset, and a number.
+    The number is the time (ms) at which the message was delivered or last hidden; it increases with
+    each delivery.
     """
 
     queue: QueueKey
@@ -91,11 +97,12 @@ class DeliveredMessage:
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """A client's request for messages. ``invisible``: seconds; ``owner``: see `InFlight`;
-    ``queue_id``: the queue to read, or any; ``latest``: start a group without consumer offset at
-    new messages, unless `Broker.start` decides. ``attempt``: names an attempt to get ordered
-    messages; a request with the same name repeats a request whose response was lost, and gets the
-    same messages at once.
+    """A client's request for messages. ``most``: maximum number of messages; ``invisible``:
+    invisible time in seconds; ``owner``: see `InFlight`; ``queue_id``: the queue to read, or
+    `ANY_QUEUE`; ``latest``: let a group without a consumer offset start with new messages, unless
+    `Broker.start` decides. ``attempt``: name of an attempt to get messages in order. If a request
+    has the name of the latest attempt, its response was lost: the same messages are delivered again
+    at once.
     """
 
     most: int
@@ -109,17 +116,17 @@ class PopRequest:
 
 
 def attempt_of(text: str | None) -> str:
-    """Return the name of an attempt; empty if it is too long to keep."""
+    """Return the name of an attempt; an empty text if the name is missing or too long to keep."""
     return text if text and len(text) <= _MAX_ATTEMPT_NAME else ""
 
 
 def _queues(count: int, wanted: int) -> range:
-    """Return the queue ids below ``count``, or only ``wanted``."""
+    """Return the queue ids below ``count``; if a queue is wanted, only its id."""
     return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
 
 
 class GroupDeliveries:
-    """The messages of one topic that a broker delivered to one group."""
+    """The deliveries of one topic to one group: the state of the topic's queues for the group."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
         self._pops, self.broker = pops, pops.broker
@@ -134,7 +141,9 @@ class GroupDeliveries:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """Return the queues of the topic (all, or the wanted queue) and of its retry topics."""
+        """Return all queues of the topic, or only the wanted queue; and all queues of its retry
+        topics.
+        """
         topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
                 if name == self.topic or name in topics
@@ -145,8 +154,9 @@ class GroupDeliveries:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: PopRequest, left: int | None) -> tuple[list[DeliveredMessage], int]:
-        """Return (messages, number of queues not searched yet). Call it again with that number
-        after other clients were served. All receipts have the same number.
+        """Return messages, and the number of queues that are not searched yet. To continue the
+        search after other clients were served, call this function again with this number as
+        ``left``. All receipts of one call have the same number.
         Raises: Failed.
         """
         keys = self.keys(wish.queue_id)
@@ -174,7 +184,7 @@ class GroupDeliveries:
 
     def _deliveries(self, keys: list[QueueKey], left: int, wish: PopRequest
                     ) -> Iterator[DeliveredMessage | int]:
-        """Yield messages, and after each queue the number of queues left."""
+        """Yield messages and, after each queue, the number of queues that are left to search."""
         if wish.fifo:
             self._again.clear()  # it is found with its queue
         while self._again:
@@ -206,7 +216,9 @@ class GroupDeliveries:
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
              ) -> Iterator[DeliveredMessage | None]:
-        """Yield messages that were not delivered yet; None each time a filter takes long."""
+        """Yield messages of a queue that were not delivered yet, and None after each part of the
+        queue in which no message passes the filter.
+        """
         while True:
             if self.flying >= MAX_OF_GROUP or not self._pops.may_fly(self):
                 raise Failed(Status.SYSTEM_BUSY, "too many unacknowledged messages")
@@ -242,7 +254,7 @@ class GroupDeliveries:
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: InFlight, wish: PopRequest, *,
                     counts: bool = True) -> DeliveredMessage | None:
         """Deliver a message again after its invisible time. Return None if it no longer exists or
-        does not pass the filter. ``counts``: whether this is a new attempt.
+        does not pass the filter. ``counts``: whether the number of deliveries increases.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
@@ -255,8 +267,8 @@ class GroupDeliveries:
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
                   ) -> Iterator[DeliveredMessage]:
-        """Yield the unacknowledged messages of a queue; nothing while another client holds any of
-        them.
+        """Yield the unacknowledged messages of a queue, in order; nothing if one of them is still
+        invisible and the request does not repeat the latest attempt.
         """
         now = time.monotonic()
         is_same = _is_same(queue, wish.attempt)
@@ -269,7 +281,7 @@ class GroupDeliveries:
                 yield given
 
     def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
-        """Return whether there may be a message to deliver; True if checking takes too long.
+        """Return whether there may be a message to deliver; also True if the check takes too long.
         Raises: Failed.
         """
         late = time.monotonic() + TURN_S
@@ -288,7 +300,8 @@ class GroupDeliveries:
     # -- the state of queues ------------------------------------------------------------------
 
     def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
-        """Return a queue's state, reset if another client has set the consumer offset.
+        """Return the state of a queue. The state is reset if another client has changed the group's
+        consumer offset.
         Raises: Failed.
         """
         committed = self.broker.positions.get(self.group, *key)
@@ -307,7 +320,7 @@ class GroupDeliveries:
         return queue
 
     def forget(self, queue: _PopQueue) -> None:
-        """Forget the delivered messages of a queue."""
+        """Forget the messages in flight of a queue."""
         self.flying -= len(queue.flights)
         self._pops.flying -= len(queue.flights)
         queue.flights.clear()
@@ -336,7 +349,9 @@ class GroupDeliveries:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """Make messages visible whose invisible time is over; renew it for connected clients."""
+        """Make messages visible again whose invisible time is over; if their client is connected,
+        extend the invisible time instead.
+        """
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, key, offset, number = heappop(self._due)
@@ -353,7 +368,7 @@ class GroupDeliveries:
 
     @property
     def next_due(self) -> float | None:
-        """The next time at which a message may become visible; None for never."""
+        """The next time at which a message may become visible; None if no message is in flight."""
         return self._due[0][0] if self._due else None
 
     # -- what clients say ---------------------------------------------------------------------
@@ -368,7 +383,7 @@ class GroupDeliveries:
 
     def find(self, receipt: Receipt) -> tuple[_PopQueue, InFlight]:
         """Return the queue and the message in flight that a receipt refers to.
-        Raises: Failed if the message was acknowledged, or delivered again.
+        Raises: Failed if the message was acknowledged or delivered again, or is unknown.
         """
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
@@ -390,7 +405,9 @@ class GroupDeliveries:
             self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
 
     def change(self, receipt: Receipt, seconds: float) -> Receipt:
-        """Make the message visible after some seconds; return its new receipt. Raises: Failed."""
+        """Make a message visible after ``seconds``. Return the message's new receipt.
+        Raises: Failed.
+        """
         _, flight = self.find(receipt)
         flight.owner = ""
         self._count_up()
@@ -399,8 +416,8 @@ class GroupDeliveries:
         return changed
 
     def is_over(self) -> bool:
-        """Return whether the invisible time of all messages is over, and is not renewed for a
-        connected client.
+        """Return whether the invisible times of all messages in flight are over, and no connected
+        client extends one of them.
         """
         now = time.monotonic()
         return all(flight.visible <= now and not (
@@ -408,8 +425,8 @@ class GroupDeliveries:
             for flight in queue.flights.values())
 
     def give_back(self, which: Callable[[InFlight], bool]) -> None:
-        """Make the selected messages visible soon: their client did not receive them, or is
-        gone.
+        """Make messages visible soon whose client has not received them or is gone. ``which``:
+        selects them.
         """
         self._count_up()
         for key, queue in self.queues.items():
@@ -425,7 +442,7 @@ def _is_same(queue: _PopQueue, attempt: str) -> bool:
 
 
 class Pops:
-    """The messages that a broker delivered by POP. ``is_there``: returns whether a client is
+    """All deliveries of a broker by POP. ``is_there``: function that returns whether a client is
     connected.
     """
 
@@ -435,11 +452,13 @@ class Pops:
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: OrderedDict[tuple[str, str], GroupDeliveries] = OrderedDict()
-        """States by group and topic, the least recently requested first."""
+        """Deliveries by group and topic; those whose last request is the oldest come first."""
         self._kept = 0
 
     def of(self, group: str, topic: str) -> GroupDeliveries:
-        """Return the state of a group and topic; do not keep a reference to it across turns."""
+        """Return the deliveries of a topic to a group; do not keep a reference to them across
+        turns.
+        """
         popped = self._all.get((group, topic))
         if popped is None:
             popped = GroupDeliveries(self, group, topic)
@@ -449,12 +468,13 @@ class Pops:
         return popped
 
     def get(self, group: str, topic: str) -> GroupDeliveries | None:
-        """Return the state of a group and topic, or None."""
+        """Return the deliveries of a topic to a group; None if there are none."""
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:
-        """Return whether one more message may be delivered. If there are too many, forget messages
-        of the least recently active groups whose invisible times are over.
+        """Return whether one more message may be delivered. To make space, forget the messages in
+        flight of groups that have not requested messages for the longest time and whose invisible
+        times are over.
         """
         while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))
@@ -467,7 +487,8 @@ class Pops:
         return True
 
     def make_room(self, for_this: GroupDeliveries) -> None:
-        """Make space for one more queue by forgetting states without unacknowledged messages.
+        """Make space for the state of one more queue, by forgetting queues without messages in
+        flight.
         Raises: Failed.
         """
         self._kept += 1
@@ -480,7 +501,7 @@ class Pops:
             raise Failed(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
-        """Forget a client: its unacknowledged messages become visible soon."""
+        """Make a client's unacknowledged messages visible soon, because the client is gone."""
         for popped in self._all.values():
             if popped.flying:
                 popped.give_back(lambda flight: flight.owner == client_id)

@@ -1,6 +1,6 @@
-"""Consumer offsets: stored ones, and offsets that consumers have committed since.
+"""Consumer offsets: those stored in the store, and those that consumers have committed since.
 
-Committed offsets are kept in memory, or in a file outside the store that is replaced by rename.
+Committed offsets are kept in memory, or in a file outside the store, which is replaced atomically.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 
 _MAX_POSITIONS = 1_000_000
-"""Maximum number of committed queue offsets."""
+"""Maximum number of committed consumer offsets (one for each group and queue)."""
 _NAMES = 256
-"""Number of characters of group and topic names that counts as one more offset."""
+"""Length in characters of group and topic names that counts as one more offset."""
 MAX_SIZE = 256 << 20
 Key = tuple[str, str]
-"""Group and topic."""
+"""Names of group and topic."""
 
 
 @dataclass(slots=True)
 class Positions:
-    """Committed consumer offsets. ``stored``: the store's own consumer offsets (read-only)."""
+    """The consumer offsets of a broker's groups. ``stored``: those in the store, which are not
+    changed; ``committed``: those that consumers have committed since.
+    """
 
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
     changes: int = 0
-    """Number of changes."""
+    """Number of changes since the start."""
     written: int = 0
     """The value of ``changes`` at the last save."""
     touched: set[Key] | None = None
-    """Groups and topics with new offsets; None if these are not collected."""
+    """Groups and topics with newly committed offsets; None to collect none."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return a group's consumer offset; like a broker, treat a negative offset as missing."""
+        """Return a group's consumer offset in a queue. Like a broker, treat a negative offset as
+        missing.
+        """
         key = group, topic
         offset = self.committed.get(key, {}).get(queue_id)
         if offset is None:
@@ -50,14 +54,14 @@ class Positions:
         return None if offset is None or offset < 0 else offset
 
     def forget(self, group: str) -> None:
-        """Remove a group's offsets."""
+        """Remove all consumer offsets of a group."""
         self.stored = {key: queues for key, queues in self.stored.items() if key[0] != group}
         for key in [key for key in self.committed if key[0] == group]:
             self._count -= len(self.committed.pop(key)) + sum(map(len, key)) // _NAMES
         self.changes += 1
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store a consumer offset. Return False if there are too many already."""
+        """Commit a consumer offset. Return False if there are too many offsets already."""
         queues = self.committed.get((group, topic))
         if queues is None or queue_id not in queues:
             cost = 1 if queues is not None else 1 + (len(group) + len(topic)) // _NAMES
@@ -74,12 +78,12 @@ class Positions:
 
     @property
     def changed(self) -> bool:
-        """Return whether a change is not saved yet."""
+        """Return whether there are unsaved changes."""
         return self.written < self.changes
 
     def snapshot(self) -> Positions:
-        """Return a copy for another thread: no group or topic is added to the copy, but offsets in
-        it may change.
+        """Return a copy for another thread. Groups and topics added later do not appear in the
+        copy, but offsets in it may change.
         """
         return Positions(self.stored, dict(self.committed), self.changes)
 
@@ -93,26 +97,27 @@ class Positions:
         return {topic: queues for name, topic, queues in self.all() if name == group}
 
     def table(self) -> dict[str, dict[str, int]]:
-        """Return the table in the form of ``consumerOffset.json``."""
+        """Return all consumer offsets in the form of ``consumerOffset.json``."""
         return {f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in sorted(
             queues.items())} for group, topic, queues in self.all()}
 
 
 class PositionsFile:
     """The consumer offsets of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …,
-    "records": …}}``. The records identify the store (`anchors`); the name is for people.
+    "records": …}}``. The log records in ``records`` identify the store (`anchors`); the name is
+    only for people to read.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.warnings: list[str] = []
-        """Warnings for the user about stores and this file, set by `load`."""
+        """Warnings of `load` for the user, about stores without an entry in this file."""
         self._others: dict[str, Any] = {}
         self._records: dict[str, list[anchors.Anchor]] = {}
 
     def load(self, names: Sequence[str], logs: Sequence[CommitLog]
              ) -> dict[str, dict[Key, dict[int, int]]]:
-        """Return the consumer offsets of each store by its name.
+        """Return the consumer offsets of each store, by the store's name.
         Raises: FormatError, StoreIOError; RefusedError if the path contains a link that others may
         have created; UsageError if a store's entry cannot be determined.
         """
@@ -156,7 +161,7 @@ class PositionsFile:
         self._records[name] = anchors.anchors_of(log, self._records.get(name, ()))
 
     def save(self, positions: dict[str, Positions]) -> None:
-        """Write the committed offsets; a thread may call it with snapshots.
+        """Write the committed offsets. To call this function in another thread, pass snapshots.
         Raises: StoreIOError.
         """
         value = {**self._others, **{name: {"offsetTable": {

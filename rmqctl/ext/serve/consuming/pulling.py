@@ -29,15 +29,17 @@ MAX_WAIT_S = 300.0
 MAX_WAITING = 1024
 """Maximum number of waiting pulls of one connection."""
 _TEXT = 64
-"""Number of characters in a waiting request's fields that counts as one more request."""
+"""Length in characters of a waiting request's fields that counts as one more request."""
 _MAX_GROUPS = 10_000
-"""Maximum number of groups and topics whose deliveries are counted."""
+"""Maximum number of pairs of group and topic whose delivered messages are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
           REMOVING: Status.PULL_RETRY_IMMEDIATELY, OVERFLOW_ONE: Status.PULL_NOT_FOUND}
 
 
 def pull_message(broker: Broker, call: Call) -> Response | None:
-    """Answer a pull with messages from a queue offset on; if there are none, the pull may wait."""
+    """Answer a pull with messages from a queue offset on; if there are no messages, the pull may
+    wait.
+    """
     wanted = call.fields
     judge(broker, wanted, call.connection.peer)
     accept = wanted_by(broker, wanted)
@@ -57,7 +59,7 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
-    """Check a request before anything is read, with checks in the same order as a broker.
+    """Check a request before anything is read; the checks have the same order as in a broker.
     ``lowest``: the lowest valid queue id; ``illegal``: the response code for an invalid queue id.
     Raises: Failed.
     """
@@ -81,7 +83,9 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """Return the request's filter, else the filter of the group's subscription. Raises: Failed."""
+    """Return the request's filter; if it has no filter, that of the group's subscription. Raises:
+    Failed.
+    """
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
         return Subscription(name, wanted["subscription"] or "*",
@@ -103,7 +107,7 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
-    """Return messages of a queue from an offset on, counted as delivered to a group.
+    """Return messages of a queue from an offset on, and count them as delivered to a group.
     Raises: Failed.
     """
     queue = broker.queue(topic, queue_id)
@@ -121,7 +125,7 @@ def bytes_for(wanted: int | None) -> int:
 
 
 def count(broker: Broker, key: tuple[str, str], pulled: Pulled) -> int:
-    """Count messages as delivered to a group. Return their bytes."""
+    """Count messages as delivered to a group. Return their size in bytes."""
     broker.skipped += pulled.skipped
     size = pulled.size
     if size:
@@ -150,7 +154,9 @@ def response_to(pulled: Pulled, offset: int) -> Response:
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """A request that waits for messages of the queue ``key`` until it expires."""
+    """A request that waits for messages until it expires. ``key``: the queue, or a line of
+    requests.
+    """
 
     broker: Broker
     call: Call
@@ -163,7 +169,7 @@ class Waiting(ABC):
 
     @property
     def has_room(self) -> bool:
-        """Return whether another request may wait."""
+        """Return whether the limits permit this request to wait."""
         return len(self.call.connection.at_end) < MAX_WAITING and (
             self.broker.waits.has_room(self.call.connection.host, self.weight))
 
@@ -209,12 +215,14 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Check for messages, and answer, unless there are none and the request may still wait."""
+        """Check for messages and answer the request. Do not answer if there are no messages and the
+        request may continue to wait (``may_wait``).
+        """
 
 
 @dataclass(eq=False)
 class _WaitingPull(Waiting):
-    """A pull that waits."""
+    """A pull request that waits."""
 
     accept: Accept | None
 
@@ -240,8 +248,8 @@ class _WaitingPull(Waiting):
         self.answer(response)
 
     def _not_now(self) -> Response:
-        """Make a client that does not read its responses pull again later, instead of keeping the
-        messages of all its waiting pulls in memory.
+        """Return a response that makes the client pull again later. It is for clients that do not
+        read their responses: messages for all their waiting pulls would only take up memory.
         """
         offset = str(self.call.fields["queueOffset"])
         return Response({"maxOffset": offset, "minOffset": "0", "nextBeginOffset": offset,

@@ -1,7 +1,7 @@
-"""Messages that consumers send back: retried after a delay, or moved to dead letters after too many
-attempts (spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
+"""Messages that consumers send back: they are delivered again after a delay, or become dead letters
+after too many attempts (spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
 
-A read-only server keeps them in memory.
+A read-only server keeps these messages in memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rmqctl.store.objects import java_text
 MAX_TIMES = 16
 _FIRST_LEVEL = 3
 _SAYS_TIMES = 121
-"""Minimum client version (3.4.9) from which brokers accept the maximum number of attempts."""
+"""The client version (3.4.9) from which on brokers accept a client's maximum number of attempts."""
 _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
-    """Put a message that a consumer sends back into the group's retry topic after a delay, or into
-    its dead-letter topic.
+    """Put a message that a consumer sends back into the group's retry topic, after a delay, or into
+    the group's dead-letter topic.
     """
     # Find the message; ignore it if the group has no retry queues.
     wanted = call.fields
@@ -79,8 +79,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 
 
 def most_times(broker: Broker, group: str, call: Call) -> int:
-    """Return the maximum number of retries before a message becomes a dead letter: the client's
-    limit if brokers accept a limit from this client, else the group's.
+    """Return the maximum number of retries before a message becomes a dead letter: the number in
+    the request, if brokers accept it from this client, else the group's setting.
     """
     asked: int | None = call.fields["maxReconsumeTimes"]
     if asked is not None and call.command.version >= _SAYS_TIMES:
@@ -90,8 +90,8 @@ def most_times(broker: Broker, group: str, call: Call) -> int:
 
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
-    """Create a retry or dead-letter topic with the given number of queues if it does not exist.
-    Return the number of queues to use.
+    """Create a retry or dead-letter topic with the given number of queues, if it does not exist.
+    Return the number of its queues to use.
     Raises: RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
@@ -100,7 +100,9 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put a record into a random queue (of the topic's first ``queues``), or into the schedule."""
+    """Put a record into a random queue, one of the topic's first ``queues``; a record with a delay
+    level goes into the schedule topic.
+    """
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
                        record.sys_flag, record.born_timestamp, record.born_host,
@@ -128,8 +130,8 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
 
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
-    """Return a copy of a message with the properties that a broker of this version sets, and a
-    delay level.
+    """Return a copy of a message with the properties that a broker of this version sets, including
+    the delay level (None: no delay level).
     """
     properties = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
     if props.RETRY_TOPIC not in properties:

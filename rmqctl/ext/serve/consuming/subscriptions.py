@@ -1,6 +1,6 @@
 """Subscriptions of consumers, and their message filters (spec: remoting.md §3.1, Filters).
 
-A tag expression is compared by hash, as a broker does; clients compare the tags themselves.
+Like a broker, compare only the hashes of tags; clients compare the tags themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERSION = re.compile(r"[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A group's subscription to a topic. ``version``: the time (ms) at which it was created."""
+    """A group's subscription to a topic. ``version``: time (ms) at which the client created it."""
 
     topic: str
     expression: str = ALL
@@ -36,7 +36,7 @@ class Subscription:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Subscription:
-        """Return the subscription in a heartbeat's object; missing and invalid fields get their
+        """Parse a subscription from its object in a heartbeat; missing and invalid fields get
         defaults.
         """
         kind = value.get("expressionType")
@@ -47,7 +47,7 @@ class Subscription:
                    version if isinstance(version, int) else int(text))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the subscription as JSON for tools."""
+        """Return the subscription as a JSON object, as tools expect it."""
         tags = tags_of(self.expression) if self.kind == TAG else ()
         return {"classFilterMode": False, "codeSet": [javahash.string_hash(tag) for tag in tags],
                 "expressionType": self.kind, "subString": self.expression,
@@ -66,7 +66,7 @@ class Subscription:
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """Return the tags of ``A || B``; empty if all messages are wanted."""
+    """Return the tags in an expression such as ``A || B``; no tags if all messages are wanted."""
     if expression.strip() in ("", ALL):
         return ()
     return tuple(tag for part in expression.split("||") if (tag := part.strip()))
