@@ -219,7 +219,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return more and not self._paused
 
     def _count(self) -> None:
-        """Update the number of bytes of incomplete frames, which all connections together limit."""
+        """Update the number of bytes of incomplete frames; their sum over all connections is
+        limited.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         self.last = time.monotonic()

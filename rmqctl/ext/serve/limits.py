@@ -1,9 +1,10 @@
-"""Limits of clients: bytes, connections, and which connection is closed when a limit is reached.
+"""Limits of clients: bytes and connections, and which connection is closed when a limit is reached.
 
-When all connections together reach a limit, the address that uses the most loses the connection
-that has held its bytes for the longest time; this is never a client that sends and reads at an
-ordinary pace. So one address may use everything that other addresses do not need (many clients can
-share an address), but cannot displace others while it uses more than they do.
+When all connections together reach a limit, a connection is closed: of the client address that uses
+the most, the connection that has held its bytes for the longest time. This is never the connection
+of a client that sends and reads at an ordinary pace. So one address may use everything that other
+addresses do not need (many clients can share an address), but an address cannot displace others
+while it uses more than they do.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ from typing import Protocol
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 
 SPARE_S = 0.5
-"""Seconds for which an idle connection that expects no response keeps its place."""
+"""Seconds for which an idle connection that expects no response is not closed for another one."""
 SILENT_S = 40.0
-"""Seconds without data after which a connection with waiting requests may be closed to free its
-place: clients send a heartbeat every 30 s.
+"""Seconds without data after which a connection with waiting requests may be closed for another
+connection. (Clients send a heartbeat every 30 s.)
 """
 _IPV6_HOST = 64
-"""Number of low bits of an IPv6 address that one client can choose freely."""
+"""Number of low bits of an IPv6 address that a client can usually choose freely."""
 _SCARCE = 0.75
-"""The used part of a quota above which each address gets only its share."""
+"""The used share of a quota above which each address may use at most an equal share."""
 _SOME = 8
-"""When a limit is reached, one eighth of it is freed, so that it is not reached again at once."""
+"""The part of a limit (one eighth) that is freed when it is reached, so that it is not reached
+again at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of clients, in bytes and seconds. For all connections together, ``held`` limits
-    incomplete frames, and ``unsent_in_all`` responses that clients do not read. ``part``: the
-    maximum part (0 to 1) of each limit that one address may use.
+    the bytes of incomplete frames, and ``unsent_in_all`` the bytes of responses that clients have
+    not read. ``part``: the maximum share (0 to 1) of each limit that one address may use.
     """
 
     connections: int = 1000
@@ -47,7 +50,9 @@ class Limits:
 
 
 def network_of(address: str) -> str:
-    """Return the part of an address that identifies a client: for IPv6 the network."""
+    """Return the part of a client's address to which limits apply: for IPv6 the network, else the
+    address.
+    """
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -60,7 +65,7 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection that uses memory and one of the `AddressConnections`. ``host``: `network_of` the
+    """A connection, which takes a place in `AddressConnections` and may hold bytes. ``host``: `network_of` its
     client's address.
     """
 
@@ -70,37 +75,42 @@ class Holder(Protocol):
 
     @property
     def held_since(self) -> float:
-        """The time since which the held bytes have not decreased (monotonic seconds)."""
+        """The time (monotonic seconds) since which the number of held bytes has not decreased."""
         ...
 
     def end(self) -> None:
         """Close the connection at once."""
 
     def gone(self) -> None:
-        """Forget the connection, before the event loop reports its loss."""
+        """Remove the connection from the server, before the event loop reports its end."""
 
     def spare_since(self) -> float | None:
-        """Return the time since which the connection has neither received nor expected a response
-        (monotonic seconds); 0 before its first request, None while it waits for a response.
+        """Return the time (monotonic seconds) since which the connection is idle: it neither
+        receives data nor expects a response. Return 0 before its first request, None while it waits
+        for a response.
         """
         ...
 
 
 @dataclass(eq=False)
 class Shared:
-    """The bytes of one kind that all connections hold. ``part``: see `Limits`."""
+    """The number of bytes, such as of unread responses, that all connections hold. ``part``: see
+    `Limits`.
+    """
 
     limit: int
     part: float = 1.0
     held: int = 0
     most: int = 0
-    """The maximum held since the last call of `freed`."""
+    """The maximum of ``held`` since the last call of `freed`."""
 
     of: Counter[str] = field(default_factory=Counter)
-    """Bytes by address."""
+    """Number of held bytes by client address."""
 
     def change(self, host: str, more: int) -> bool:
-        """Add ``more`` bytes, or remove them if negative. Return whether adding exceeds a limit."""
+        """Add ``more`` bytes (negative: remove bytes). Return whether bytes were added and a limit
+        is exceeded.
+        """
         self.held += more
         self.of[host] += more
         if not self.of[host]:
@@ -109,8 +119,8 @@ class Shared:
         return more > 0 and (self.held > self.limit or self.of[host] > self.part * self.limit)
 
     def make_room(self, holders: Iterable[Holder]) -> None:
-        """Close connections until there is space again: each time, of the address that holds the
-        most, the connection that has held its bytes for the longest time.
+        """Close connections until enough bytes are free. Each time, close a connection of the
+        address that holds the most bytes: the one that has held its bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
         for holder in sorted(holders, key=lambda holder: -holder.held_since):
@@ -127,13 +137,15 @@ class Shared:
                 del by_host[host]
 
     def freed(self) -> int:
-        """Return by how many bytes the held bytes are below their peak since the last call."""
+        """Return the number of bytes freed: the difference between the maximum of ``held`` since
+        the last call and ``held`` now.
+        """
         most, self.most = self.most, self.held
         return most - self.held
 
 
 class AddressConnections:
-    """Connections by client address, up to a maximum number."""
+    """The places for connections, up to a maximum number, by client address."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self._most, self._part = most, part
@@ -141,10 +153,13 @@ class AddressConnections:
         self._taken = 0
 
     def take(self, newcomer: Holder, now: float) -> bool:
-        """Return whether there is a place for a connection. If all places are taken, close a
-        connection of the address with the most connections: an unused one, unless that address has
-        fewer connections than the newcomer's; else the connection with the longest silence, if the
-        address has more, or if the silence is long.
+        """Give a place to a new connection. Return False if there is no place for it.
+
+        If all places are taken, another connection is closed to free its place: an idle connection,
+        of an address with at least as many connections as the newcomer's address (the address with
+        the most connections first); without such a connection, the connection of the busiest
+        address that has been silent for the longest time, provided that this address has clearly
+        more connections or the silence is long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -185,7 +200,7 @@ class AddressConnections:
 
 
 def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
-    """Return the connection that has been unused for the longest time; None if all are in use."""
+    """Return the connection that has been idle for the longest time; None if all are in use."""
     oldest, spare = now - SPARE_S, None
     for candidate in holders:
         since = candidate.spare_since()
@@ -197,8 +212,9 @@ def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """A maximum number of waiting requests or streams; unlike in `AddressConnections`, none is
-    closed to free space.
+    """A maximum number of waiting requests or streams. Unlike in `AddressConnections`, nothing is
+    closed to
+    make space for new ones.
     """
 
     def __init__(self, most: int, part: float = 1.0) -> None:
@@ -207,8 +223,8 @@ class Quota:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str, weight: int = 1) -> bool:
-        """Return whether an address may hold ``weight`` more. When little is left, only an address
-        below its share may hold more, and one share is kept free for a new address.
+        """Return whether an address may hold ``weight`` more. If the quota is nearly used up, only
+        an address below its share may hold more, and one share is kept free for a new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

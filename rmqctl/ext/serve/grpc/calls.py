@@ -1,4 +1,4 @@
-"""The shared parts of all gRPC methods: the brokers, the caller, error codes."""
+"""Shared code of all gRPC methods: the brokers, the calling client, and error codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.parse_values import Address
 
 MAX_UNSENT = 64 << 20
-"""Maximum bytes of messages that are being written to all clients together."""
+"""Maximum bytes of messages that are being written, to all clients together."""
 _CODES = {
     Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     Status.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
@@ -36,12 +36,12 @@ def code_of(status: int) -> Code:
 
 
 def refused_by(response: Response) -> Refused:
-    """Return the Refused exception for a broker's error response."""
+    """Return the exception `Refused` for a broker's error response."""
     return Refused(code_of(response.code), response.remark or "refused")
 
 
 def judged(error: Refused | Failed) -> tuple[Code, str]:
-    """Return the code and text of an error for the client."""
+    """Return the code and the text with which an error is reported to the client."""
     if isinstance(error, Failed):
         return code_of(error.status), error.remark
     return error.code, error.text
@@ -49,7 +49,7 @@ def judged(error: Refused | Failed) -> tuple[Code, str]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The calling client. ``remaining``: seconds until its deadline."""
+    """The calling client. ``remaining``: seconds until the call's deadline."""
 
     client_id: str
     peer: str
@@ -58,7 +58,7 @@ class Caller:
 
     @property
     def host(self) -> str:
-        """Return the part of the client's address that identifies it."""
+        """Return the part of the client's address to which limits apply."""
         return host_of(self.peer)
 
     def link(self, broker: Broker) -> BrokerLink:
@@ -73,15 +73,15 @@ class Endpoint:
     brokers: Sequence[Broker]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
     part: float = 1.0
-    """The maximum share of any limit that one client address may use, as in `Limits`."""
+    """The maximum share (0 to 1) of any limit that one client address may use, as in `Limits`."""
     turn: int = 0
-    """Counts sends without a message group, to distribute them over the brokers."""
+    """Number of sends without a message group so far, used to distribute them over the brokers."""
 
     def __post_init__(self) -> None:
         self.unsent = Quota(MAX_UNSENT, self.part)
-        """Limits the bytes of messages that are being written to clients."""
+        """The limit of bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
-        """Lock for searching queues: other requests are answered between two searches."""
+        """Lock for searching queues, so that other requests are answered between two searches."""
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:
@@ -93,8 +93,8 @@ class Endpoint:
 
     @contextmanager
     def held(self, caller: Caller, size: int) -> Iterator[None]:
-        """Count bytes that are being written to a client.
-        Raises: Refused if there are too many already.
+        """Within this context, count ``size`` bytes as being written to the client.
+        Raises: Refused if too many bytes are being written already.
         """
         if not self.unsent.has_room(caller.host, size):
             raise Refused(Code.TOO_MANY_REQUESTS, "clients do not read their messages")

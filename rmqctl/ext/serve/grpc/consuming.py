@@ -1,4 +1,6 @@
-"""Receive messages, and acknowledge them or change their invisible time (spec: remoting.md §7)."""
+"""Methods that receive messages, acknowledge them, and change their invisible time (spec:
+remoting.md §7).
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,17 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _MAX_MESSAGES, _MAX_ACKED = 32, 1024
-"""Maximum number of messages that one request can receive, or acknowledge."""
+"""Maximum number of messages that one request can receive, and that one request can acknowledge."""
 _MIN_INVISIBLE_MS, _MAX_INVISIBLE_MS = 10_000, 12 * 3_600_000
 """Minimum and maximum invisible time of a message (ms)."""
 _POLL_S = 20.0
 _LOOK_S = 1.0
-"""Maximum seconds for searching queues for a client that does not wait."""
+"""Maximum seconds for searching the queues if the client does not want to wait."""
 _MARGIN_S = 0.5
-"""Seconds before a client's deadline at which the response is sent."""
+"""Seconds by which a response is sent before the client's deadline."""
 _COPIES = 3
-"""Number of copies of a body in memory while it is written: the body, the response object, and the
-response bytes.
+"""Number of copies of a body in memory while the body is written: in the message, in the response
+object, and in the response bytes.
 """
 _MAX_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
@@ -63,7 +65,9 @@ _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
 async def receive(endpoint: Endpoint, caller: Caller, request: Any
                   ) -> AsyncGenerator[Any, None]:
-    """Yield messages of a topic; if there are none, wait until the poll time is over."""
+    """Yield responses with messages of a topic; if there are no messages, wait for them during the
+    poll time.
+    """
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
@@ -122,7 +126,8 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
-    """Return the filter of a request, which compares the tags too, since clients do not.
+    """Return the filter of a request. It compares the tags and not only their hashes, because 5.x
+    clients do not compare them.
     Raises: Failed, Refused.
     """
     if wanted.type not in _FILTERS:
@@ -156,7 +161,7 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
                   wish: PopRequest, seconds: float) -> list[tuple[Broker, DeliveredMessage]]:
-    """Return messages as soon as there are any; an empty list after ``seconds``."""
+    """Return messages as soon as there are any; an empty list if none arrive within ``seconds``."""
     async def taken() -> list[tuple[Broker, DeliveredMessage]]:
         for broker in brokers:
             messages = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
@@ -178,8 +183,8 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
 
 @contextmanager
 def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits until there may be messages; for the first request of a line it
-    returns immediately.
+    """Within this context, let a request wait in its line. Yield a function that waits until there
+    may be messages; if the request is first in its line, the function's first call returns at once.
     """
     news = asyncio.Event()
 
@@ -207,7 +212,9 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
                  wish: PopRequest) -> list[DeliveredMessage]:
-    """Return messages of one broker; move messages delivered too often to the dead letters."""
+    """Return messages of one broker. Move messages that were delivered too often to the dead
+    letters.
+    """
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
@@ -223,7 +230,7 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
 
 
 async def _gave_up(caller: Caller, popped: GroupDeliveries, given: DeliveredMessage) -> bool:
-    """Move a message to the dead letters. Return False if this fails; the message is then
+    """Move a message to the dead letters. Return False if this fails: the message must then be
     delivered.
     """
     try:
@@ -234,7 +241,7 @@ async def _gave_up(caller: Caller, popped: GroupDeliveries, given: DeliveredMess
 
 
 async def _bury(caller: Caller, popped: GroupDeliveries, receipt: Receipt) -> None:
-    """Move a message to the dead letters, as for a message that its consumer sent back too often.
+    """Move a message to the dead letters, as if its consumer had sent it back too often.
     Raises: Refused, Failed.
     """
     physical = popped.find(receipt)[1].physical
@@ -251,7 +258,8 @@ def _handle(popped: GroupDeliveries, receipt: Receipt) -> str:
 
 
 def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[GroupDeliveries, Receipt]:
-    """Return the group's popped messages of the topic, and the receipt that a handle encodes.
+    """Return the deliveries of the topic to the group, and the receipt that a receipt handle
+    encodes.
     Raises: Refused.
     """
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")

@@ -1,9 +1,10 @@
-"""A proxy in front of the gRPC library (the core) that checks every HTTP/2 frame from clients.
+"""A proxy in front of the gRPC library (the *core*) that checks every HTTP/2 frame from clients.
 
-The core does not limit some of the memory that clients can use: header fields before its settings
-are acknowledged, requests that are never completed, calls that arrive faster than they start. So
-clients connect to this module, which connects to the core over a separate socket for each client.
-Frames are forwarded unchanged, alternating with requests of all other clients.
+The core does not limit all memory that clients can use: for header fields before its settings are
+acknowledged, for requests that are never completed, and for calls that arrive faster than they
+start. So clients connect to this module, which opens a separate connection to the core for each
+client. It forwards frames unchanged, a few at a time, so that requests of other clients are served
+too.
 """
 
 from __future__ import annotations
@@ -32,32 +33,34 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 8, 9
 _END_STREAM = _ACK = 1
 _END_HEADERS = 4
 _HEAD, _PREFIX = 9, 5
-"""Size in bytes of a frame's header, and of the prefix of a gRPC message."""
+"""Sizes in bytes of the header of a frame and of the prefix of a gRPC message."""
 MAX_FRAME = 16 << 10
-"""Maximum bytes of a frame: HTTP/2's limit unless a server raises it."""
+"""Maximum bytes of a frame's content; HTTP/2's default."""
 _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
-"""Maximum bytes and frames of one header; the core refuses calls with more than 16 KiB of
-fields.
+"""Maximum size in bytes of a header, and maximum number of its frames. The core refuses calls with
+more than 16 KiB of fields.
 """
 _WAITING = 64 << 10
-"""Maximum bytes of frames to forward; above this limit, nothing more is read from the client."""
+"""Maximum bytes of a client's frames that wait to be forwarded; above this limit, the client is not
+read.
+"""
 _CALLS_AT_ONCE = 16
-"""Maximum number of calls that are forwarded and have not started."""
+"""Maximum number of calls that were forwarded but have not started."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""Number of checks whether a call has started, and seconds between two checks; a reset call never
-starts.
+"""Number of checks, without any call starting, after which calls are considered gone; and seconds
+between two checks. (A call that was reset never starts.)
 """
 _END_S = 0.02
 """Seconds between closing two connections to the core that have open calls."""
 _IN_CORE = 2
 """Bytes of memory that the core uses for one byte of an incomplete request."""
 _SMALL = 64
-"""Content size in bytes below which a frame is small: many small frames cost more than their
-content.
+"""Size in bytes of a frame's content below which the frame is small: many small frames cost more
+time than their content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Limits of a connection's small frames and resets: rate per second, burst, and seconds of pause if
-both are exceeded.
+"""Limits of a connection's small frames and resets: frames per second, frames at once, and the
+pause in seconds after exceeding these limits.
 """
 
 
@@ -71,8 +74,8 @@ class GrpcState(connection.SharedState, Protocol):
 
 
 class Gate:
-    """Limits the number of calls that start at a time; the waiting client with the fewest calls is
-    first.
+    """Limits the number of calls that start at the same time. Of the waiting calls, that of the
+    client with the fewest calls starts first.
     """
 
     def __init__(self) -> None:
@@ -81,7 +84,9 @@ class Gate:
         self._looks = False
 
     def take(self, pipe: Pipe) -> bool:
-        """Return whether a call may start at once; if not, `Pipe.may_call` is called later."""
+        """Return whether a call may start now. If it must wait, `Pipe.may_call` is called when it
+        may start.
+        """
         if self._line or self._under_way >= _CALLS_AT_ONCE:
             self._line.push(pipe.host, 1.0 + pipe.calls, pipe)
             return False
@@ -89,7 +94,7 @@ class Gate:
         return True
 
     def begun(self) -> None:
-        """Record that a call has started, or never will."""
+        """Record that a call has started, or can no longer start."""
         self._begun += 1
         self._under_way = max(self._under_way - 1, 0)
         self._next()
@@ -100,7 +105,9 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """Check again after each turn of the event loop, which may itself take long."""
+        """While the maximum number of calls is starting, check at intervals whether any call has
+        started. If none has for ``left`` checks, let the next calls start.
+        """
         self._looks = False
         if begun != self._begun:
             left = _LOOKS
@@ -121,7 +128,9 @@ class Gate:
 
 
 class Front:
-    """The port of the service. ``server``: the state that is shared by clients of all protocols."""
+    """The port to which gRPC clients connect. ``server``: the state that clients of all protocols
+    share.
+    """
 
     def __init__(self, server: GrpcState, connections: int, part: float) -> None:
         self.server, self.gate = server, Gate()
@@ -129,7 +138,8 @@ class Front:
         self._folder = tempfile.mkdtemp(prefix="rmqctl-grpc-")
         self.core = os.path.join(self._folder, "core")
         self.pipes: dict[str, Pipe] = {}
-        """Connections by the name of their socket to the core, which the core reports as the peer.
+        """Connections of clients, by the name of the socket that connects each to the core: the
+        core reports this name as the peer.
         """
         self._ended: deque[asyncio.Transport] = deque()
         self._numbers = count(1)
@@ -139,12 +149,14 @@ class Front:
         self._listens = await self.server.listen(partial(Pipe, self), bound)
 
     def peer(self, peer: str) -> str:
-        """Return the client's address and port for the peer that the core reports."""
+        """Return the address and port of the client behind a peer that the core reports."""
         pipe = self.pipes.get(unquote(peer.partition(":")[2]))
         return "" if pipe is None else pipe.peer
 
     def connect(self, pipe: Pipe) -> tuple[str, socket.socket]:
-        """Return (name, socket) of a new connection to the core. Raises: OSError."""
+        """Open a connection to the core. Return the name of its socket, and the socket. Raises:
+        OSError.
+        """
         name = os.path.join(self._folder, str(next(self._numbers)))
         core_socket = socket.socket(socket.AF_UNIX)
         try:
@@ -161,8 +173,9 @@ class Front:
         return name, core_socket
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
-        """Close a connection to the core. Connections with calls are closed one after the other:
-        closing one ends all its calls at once, while no request is answered.
+        """Close a connection to the core. Connections with open calls are closed one after the
+        other, with pauses: closing one ends all its calls at once, and no request is answered
+        during this time.
         """
         if not calls:
             core.abort()
@@ -189,7 +202,7 @@ class Front:
 
 
 class _Call:
-    """An open call. Counts the received bytes of an incomplete message."""
+    """An open call; counts the received bytes of a message that is incomplete."""
 
     __slots__ = ("came", "missing", "prefix")
 
@@ -213,7 +226,7 @@ class _Call:
 
 
 class _CoreResponses(asyncio.Protocol):
-    """The connection to the core; forwards the core's responses to the client."""
+    """A connection to the core, from which the core's responses are forwarded to the client."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -247,7 +260,7 @@ class _CoreResponses(asyncio.Protocol):
 
 
 class Pipe(asyncio.Protocol):
-    """A client's connection, with its own connection to the core."""
+    """A client's connection, and the connection to the core that forwards its calls."""
 
     def __init__(self, front: Front) -> None:
         self._front, self._server = front, front.server
@@ -326,13 +339,13 @@ class Pipe(asyncio.Protocol):
         return self in self._server.pipes
 
     def end(self) -> None:
-        """Close both connections at once."""
+        """Close the client's connection and the connection to the core at once."""
         self.gone()
         if self._transport is not None:
             self._transport.abort()
 
     def gone(self) -> None:
-        """Forget the connection; the event loop may report its loss later."""
+        """Remove the connection from the server; the event loop may report its end later."""
         if not self.is_open:
             return
         self._server.pipes.discard(self)
@@ -355,7 +368,7 @@ class Pipe(asyncio.Protocol):
             self._transport.write(data)
 
     def over(self, stream: int) -> None:
-        """Record that the core has answered a call."""
+        """Record the end of a call, which the core has answered or the client has reset."""
         call = self._calls.pop(stream, None)
         if call is not None:
             self._unfinished -= call.came
@@ -366,7 +379,9 @@ class Pipe(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def core_ended(self) -> None:
-        """Close the connection to the client after the core's last response."""
+        """The core has closed its connection: close the client's connection after the last
+        response.
+        """
         self._core = None
         self.gone()
         if self._transport is not None:
@@ -387,7 +402,7 @@ class Pipe(asyncio.Protocol):
         return min((call.missing for call in self._calls.values() if call.missing), default=_HEAD)
 
     def may_call(self) -> None:
-        """Continue the call that waits at the gate."""
+        """Forward the call that waits at the gate, which may start now."""
         self._at_gate, self._may_call = False, True
         self._go_on()
 
@@ -406,7 +421,9 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def work(self, late: float) -> bool:
-        """Forward frames until ``late`` (monotonic seconds). Return whether frames are left."""
+        """Forward frames until ``late`` (monotonic seconds). Return whether more frames can be
+        forwarded.
+        """
         if self._busy or self._core is None:
             return False
         self._busy, more, at = True, False, 0
@@ -434,7 +451,9 @@ class Pipe(asyncio.Protocol):
     # -- frames -------------------------------------------------------------------------------
 
     def _whole(self, at: int) -> int:
-        """Return the end of the frame at ``at``; 0 if it is incomplete. Raises: FrameError."""
+        """Return the position of the end of the frame at ``at``; 0 if the frame is incomplete.
+        Raises: FrameError.
+        """
         frames = self._in
         if len(frames) < at + _HEAD:
             return 0
@@ -445,7 +464,8 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """Return the end of the frames at ``at`` that may be forwarded; ``at`` if there are none.
+        """Return the position up to which the frame at ``at`` (or the header of several frames) may
+        be forwarded; ``at`` if it cannot be forwarded yet.
         Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
@@ -484,8 +504,8 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """Return the end of the header at ``at`` if it is complete and may be forwarded; else
-        ``at``.
+        """Return the position of the end of the header at ``at`` if it is complete and may be
+        forwarded; else ``at``.
         Raises: FrameError.
         """
         frames, parts = self._in, 1
@@ -512,9 +532,9 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Find the frame after a header that acknowledges the settings, and forward that frame
-        before the header: the core limits headers only afterwards. Return the end of the frames
-        that may be forwarded.
+        """Find the client's acknowledgement of the core's settings after a header, and move it
+        before the header: the core limits the size of headers only after this acknowledgement.
+        Return the position of the end of the frames that may be forwarded.
         Raises: FrameError.
         """
         place = max(end, at + self._scanned)
@@ -532,7 +552,7 @@ class Pipe(asyncio.Protocol):
         return at
 
     def _take_time(self) -> None:
-        """Count a small frame or reset; pause after too many."""
+        """Count a small frame or a reset; after too many, pause the connection."""
         now = time.monotonic()
         self._small = min(self._small + (now - self._stamp) * _SMALL_RATE, _MAX_SMALL) - 1
         self._stamp = now
@@ -543,7 +563,9 @@ class Pipe(asyncio.Protocol):
     # -- what it holds, as `limits.Holder` has it ---------------------------------------------
 
     def _count(self) -> None:
-        """Count the bytes of incomplete requests against the limit of all connections."""
+        """Update the number of bytes of incomplete requests; their sum over all connections is
+        limited.
+        """
         if not self.is_open:
             return
         held = len(self._in) + _IN_CORE * self._unfinished
@@ -572,9 +594,9 @@ class Pipe(asyncio.Protocol):
         return None if self._calls else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the client does not acknowledge the settings, or has stalled for too long
-        in the middle of a request or response. Idle connections without calls are closed by the
-        core.
+        """Return whether the client has not acknowledged the settings in time, or has stalled for
+        too long in the middle of a request or response. (The core closes idle connections without
+        calls.)
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

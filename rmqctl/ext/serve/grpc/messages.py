@@ -1,5 +1,5 @@
-"""Convert stored messages for 5.x clients, and messages of clients for the store (spec: remoting.md
-§7), like the proxy's converter.
+"""Conversion of stored messages for 5.x clients, and of clients' messages for the store, as in
+RocketMQ's proxy (spec: remoting.md §7).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TI
 TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
 """
 _SYSTEM = frozenset(_SYSTEM_NAMES.split())
-"""Properties that clients cannot set, and do not see among the user properties."""
+"""Properties that clients must not set themselves, and that are not returned as user properties."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, props.CRC32}
 
 
 def to_client(record: Buffer, topic: str) -> Any:
-    """Return a Message, with its body decompressed if possible."""
+    """Return a stored record as a Message for clients, with its body decompressed if possible."""
     # Fields of every message.
     message = decode(record)
     properties = props.parse(java_text(message.properties))
@@ -81,8 +81,8 @@ def _type(properties: dict[str, str]) -> int:
 
 
 def body_of(message: Any) -> bytes:
-    """Return the body to store. A compressed body is stored decompressed, since clients in other
-    languages could not read it.
+    """Return the body to store for a client's message. A compressed body is decompressed, because
+    clients in other languages could not read it.
     Raises: Refused.
     """
     body: bytes = message.body
@@ -103,7 +103,7 @@ def body_of(message: Any) -> bytes:
 
 
 def properties_of(message: Any, peer: str) -> dict[str, str]:
-    """Return the properties to store with a message, without the properties that delay it.
+    """Return the properties to store with a client's message, except those that delay it.
     Raises: Refused.
     """
     # The user's properties, without those that are the broker's own.
@@ -142,8 +142,8 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
 
 
 def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:
-    """Return a text unchanged.
-    Raises: Refused if it contains control characters, which would end a property.
+    """Return a property's name or value unchanged.
+    Raises: Refused if it contains control characters, which could end the property.
     """
     if _CONTROL.search(text):
         raise Refused(code, "a property cannot contain control characters")

@@ -1,4 +1,4 @@
-"""Send messages, and end transactions (spec: remoting.md §7)."""
+"""Methods that send messages and end transactions (spec: remoting.md §7)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ from rmqctl.parse_values import now_ms
 
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
 _MAX_AT_ONCE, _MAX_BYTES = 1024, 4 * MAX_BODY
-"""Maximum messages of one request, and maximum bytes of their bodies."""
+"""Maximum number of messages in one request, and maximum bytes of their bodies together."""
 _MAX_PROPERTIES = 64 << 10
-"""Maximum bytes of a message besides its body; a record holds fewer bytes of properties."""
+"""Maximum bytes of a message in a request, without its body. (A record can contain fewer bytes of
+properties.)
+"""
 _FROM_CHECK = 2
 _RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}
 _TRANSACTION = re.compile(r"(.{1,80})\.(\d{1,19})\.(\d{1,19})")
@@ -45,7 +47,7 @@ _LCG, _U64 = 2862933555777941757, (1 << 64) - 1
 
 
 async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Send one message, or several of one topic."""
+    """Store one message, or several messages of the same topic."""
     # Check that all messages have one topic, and none is too large.
     messages = request.messages
     if not 0 < len(messages) <= _MAX_AT_ONCE:
@@ -87,8 +89,9 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], ordered: str
            ) -> tuple[Broker, int]:
-    """Return the queue for a message: for a message group always the same queue; else any queue of
-    the next broker, which chooses it.
+    """Return the broker and the queue id for a message. Messages of the same group (``ordered``)
+    always get the same queue; for others, brokers take turns, and the broker chooses the queue
+    (-1).
     """
     if not ordered:
         endpoint.turn += 1
@@ -99,8 +102,8 @@ def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], order
 
 
 def _bucket(key: int, buckets: int) -> int:
-    """Return the jump consistent hash (Lamping and Veach), with which a proxy maps a message group
-    to a queue.
+    """Return the bucket for a key by jump consistent hash (Lamping and Veach). Proxies map message
+    groups to queues in this way.
     """
     state, bucket, following = key & _U64, 0, 0
     while following < buckets:
@@ -112,7 +115,9 @@ def _bucket(key: int, buckets: int) -> int:
 
 def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: int
             ) -> tuple[bytes, dict[str, object]]:
-    """Return (body, header fields) of the request that stores a message. Raises: Refused."""
+    """Return the body and the header fields of the remoting request that stores a message.
+    Raises: Refused.
+    """
     system = message.system_properties
     properties = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
@@ -130,8 +135,8 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
-    """Return the property that delays a message until a time (ms); for a 4.x store the property
-    with the first delay level that is long enough.
+    """Return the property that delays a message until ``when`` (ms). For a 4.x store, this property
+    contains the shortest delay level that is long enough.
     Raises: Refused.
     """
     assert broker.writer is not None
@@ -150,7 +155,7 @@ def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
 
 async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
                 fields: dict[str, object]) -> Any:
-    """Store a message. Return its SendResultEntry."""
+    """Store a message. Return its SendResultEntry for the response."""
     answer = await caller.link(broker).request("SEND_MESSAGE", body, **fields)
     entry = MESSAGES["SendResultEntry"]
     ext = answer.ext or {}
@@ -165,8 +170,8 @@ async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
 
 
 async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Commit or roll back a half message; do nothing if its producer does not know the outcome
-    yet.
+    """Commit or roll back a half message. Do nothing if the producer reports that the outcome is
+    unknown.
     """
     place = _TRANSACTION.fullmatch(request.transaction_id)
     broker = next((candidate for candidate in endpoint.brokers

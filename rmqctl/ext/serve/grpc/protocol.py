@@ -1,9 +1,11 @@
-"""The messages of ``apache.rocketmq.v2`` as a table, and their classes (spec: remoting.md §7).
+"""The protobuf messages of ``apache.rocketmq.v2`` as a table, and their classes (spec: remoting.md
+§7).
 
-A line of the table is a message and its fields: ``name=number`` for a text, ``name:kind=number``
-for anything else; ``*`` before the kind marks a repeated field, ``?`` an optional value.
-Enumerations are numbers, as on the wire. The classes are in a separate descriptor pool, so that
-they do not collide with the classes of a client in the same process.
+Each line of the table contains the name of a message and its fields: ``name=number`` for a text
+field, ``name:kind=number`` for any other field; ``*`` before the kind marks a repeated field, ``?``
+an optional field. Enumerations are declared as numbers, as on the wire. The classes are in a
+separate descriptor pool, so that they do not collide with the classes of a client in the same
+process.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class Code(IntEnum):
 
 
 class Refused(Exception):  # noqa: N818 - it ends a request with a status, not an error
-    """Ends a request with a status other than OK, and a text that gives the reason."""
+    """Raised to end a request with a status other than OK. ``text``: the reason."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -139,7 +141,7 @@ _PROTOBUF_TYPES = {"duration": ".google.protobuf.Duration",
 
 
 def _add_field(message: Any, text: str) -> None:
-    """Add a field of the table to its message's descriptor."""
+    """Add a field, as declared in the table, to a message's descriptor."""
     head, _, number = text.partition("=")
     name, _, kind = head.partition(":")
     field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
@@ -181,24 +183,24 @@ def _classes() -> dict[str, Any]:
 
 
 MESSAGES = _classes()
-"""The class of each message of the table, by name."""
+"""The classes of the messages in the table, by message name."""
 
 
 def status(code: Code, text: str | None = None) -> Any:
-    """Return a Status; ``text`` defaults to the code's name."""
+    """Return a Status message; the default of ``text`` is the name of the code."""
     return MESSAGES["Status"](code=code, message=code.name if text is None else text)
 
 
 def response(method: str, code: Code = Code.OK, text: str | None = None, **fields: Any) -> Any:
-    """Return the response message of a method."""
+    """Return the response message of a gRPC method."""
     return MESSAGES[f"{method}Response"](status=status(code, text), **fields)
 
 
 def milliseconds(span: Any) -> int:
-    """Return a Duration or a Timestamp in milliseconds."""
+    """Convert a Duration or a Timestamp to milliseconds."""
     return int(span.seconds * 1000 + span.nanos // 1_000_000)
 
 
 def span(ms: int) -> dict[str, int]:
-    """Return milliseconds as the fields of a Duration or a Timestamp."""
+    """Convert milliseconds to the fields of a Duration or a Timestamp."""
     return {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000}

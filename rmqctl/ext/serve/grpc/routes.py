@@ -1,4 +1,6 @@
-"""The routes of topics, and the queues assigned to a consumer (spec: remoting.md §7)."""
+"""Methods that return the routes of topics, and the queues assigned to a consumer (spec:
+remoting.md §7).
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,23 @@ from rmqctl.parse_values import Address
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
 _IPV4, _IPV6, _NAME = 1, 2, 3
 _TYPES = (1, 2, 3, 4)
-"""The message types normal, FIFO, delay and transaction."""
+"""The message types that queues accept: normal, FIFO, delay and transaction."""
 _ANY_QUEUE = -1
 _MAX_REQUEST = 4096
-"""Maximum bytes of a request: each queue of the response repeats most of it."""
+"""Maximum bytes of a request; most of the request is repeated in the response for each queue."""
 
 
 def _topic(request: Any) -> str:
-    """Return the name of the requested topic. Raises: Refused."""
+    """Return the name of the topic that a request names. Raises: Refused."""
     if request.ByteSize() > _MAX_REQUEST:
         raise Refused(Code.BAD_REQUEST, "the request is too large")
     return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
 
 
 def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, ServedTopic]]:
-    """Return the brokers that have a topic, or would create the topic on its first message.
-    Raises: Refused if there are none.
+    """Return the brokers that have a topic; if there are none, the brokers that would create the
+    topic when they receive its first message.
+    Raises: Refused if there are no such brokers.
     """
     candidates = [(broker, topic) for broker in brokers
                   if (topic := broker.topic(name)) is not None]
@@ -46,8 +49,9 @@ def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Ser
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
-    """Return the brokers from which a topic can be read, or only the broker with a given name.
-    Raises: Refused if messages of the topic cannot be received.
+    """Return the brokers from which a topic can be read. ``broker_name``: only this broker, unless
+    empty.
+    Raises: Refused if the topic's messages cannot be received.
     """
     candidates = [(broker, topic) for broker, topic in brokers_with(brokers, name)
                   if broker_name in ("", broker.name) and topic.perm & READ]
@@ -77,8 +81,8 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Answer with the queues that a group member reads: one entry per broker for any of its queues,
-    or for ordered messages one entry per queue.
+    """Return the queues that a group member reads: one entry per broker, which stands for any of
+    its queues; for a group with ordered messages, one entry per queue.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))
@@ -101,7 +105,7 @@ def _permission(read: bool, write: bool) -> int:
 
 
 def _broker(endpoint: Endpoint, broker: Broker, request: Any) -> Any:
-    """Return a Broker message with the address that the client connected to."""
+    """Return a Broker message with the address to which the client connected."""
     given = request.endpoints
     return MESSAGES["Broker"](
         name=broker.name, id=0,

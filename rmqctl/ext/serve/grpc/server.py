@@ -32,20 +32,20 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.parse_values import Address
 
 _MAX_REQUEST = 5 << 20
-"""Maximum bytes of a request: a body of maximum size, and its properties."""
+"""Maximum bytes of a request: a body of maximum size, and properties."""
 _MAX_HEADER = 8 << 10
-"""Maximum bytes of a call's metadata, including 32 bytes for each field."""
+"""Maximum bytes of a call's metadata; each field counts 32 bytes more than its text."""
 _READ_S = 20.0
-"""Seconds within which a request must arrive."""
+"""Maximum seconds until a request has arrived."""
 _IDLE_MS = 120_000
 _END_S = 2.0
-"""Seconds given to pending responses at shutdown."""
+"""Maximum seconds for sending pending responses at shutdown."""
 _CALLS = 4
-"""Maximum concurrent calls, per possible connection."""
+"""Maximum number of concurrent calls, divided by the maximum number of connections."""
 _STREAMS = 100
-"""Maximum concurrent calls of one connection; its client delays further calls."""
+"""Maximum number of concurrent calls of one connection; clients delay further calls themselves."""
 _STREAMS_OF_CLIENTS = 8
-"""Maximum number of clients that share a connection."""
+"""Maximum number of clients that may share one connection."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
 """Seconds after which a client that does not read a message is disconnected."""
@@ -59,7 +59,7 @@ Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 
 
 class Proxy:
-    """The service on one address."""
+    """The gRPC service on one address."""
 
     def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int,
                  part: float = 1.0) -> None:
@@ -81,11 +81,11 @@ class Proxy:
 
     @property
     def in_use(self) -> bool:
-        """True if a client is connected."""
+        """Whether any client is connected."""
         return bool(self._calls) or bool(self._endpoint.sessions.by_client)
 
     async def start(self, server: GrpcState, address: Address, bound: socket.socket) -> None:
-        """Listen on a socket. Raises: StoreIOError."""
+        """Start the service on a bound socket. Raises: StoreIOError."""
         self._endpoint.address = address
         self._front = front = Front(server, self._connections, self._clients.part)
         self._server = aio.server(
@@ -124,7 +124,7 @@ class Proxy:
             self._front.close()
 
     def expire(self) -> None:
-        """Forget clients without a heartbeat."""
+        """End the sessions of clients without a recent heartbeat."""
         self._endpoint.sessions.expire()
 
     def _handlers(self) -> Any:
@@ -146,8 +146,8 @@ class Proxy:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Register a call while it runs. At shutdown the call is cancelled, and the cancellation
-        suppressed: gRPC prints a traceback for calls that end with an exception.
+        """Register a call while it runs. At shutdown, the call is cancelled but ends without an
+        exception, because gRPC prints a traceback for calls that end with an exception.
         """
         task = asyncio.current_task()
         self._calls.add(task)
@@ -162,7 +162,7 @@ class Proxy:
             self._calls.discard(task)
 
     async def _read(self, context: Any) -> tuple[Caller, Any]:
-        """Return (caller, request). Raises: Refused."""
+        """Return the calling client and its request. Raises: Refused."""
         caller = self._caller(context)
         async with _in_time(_READ_S, "no request arrived in time"):
             request = await context.read()
@@ -204,7 +204,7 @@ class Proxy:
         return answer
 
     def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
-        """Return the code and text of an error for the client."""
+        """Return the code and the text with which an error is reported to the client."""
         if isinstance(error, Refused | Failed):
             return judged(error)
         if isinstance(error, DecodeError):
@@ -243,7 +243,9 @@ class Proxy:
             await self._serve_stream(context)
 
     async def _serve_stream(self, context: Any) -> None:
-        """Answer a client's settings, and send commands to the client."""
+        """Serve a client's Telemetry stream: answer the client's settings, and send commands to the
+        client.
+        """
         peer = context.peer()
         if self._streams[peer] >= _STREAMS_OF_CLIENTS:
             await context.write(MESSAGES["TelemetryCommand"](status=status(
@@ -308,7 +310,7 @@ class Proxy:
 
 @asynccontextmanager
 async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
-    """Raise Refused with the given text if the block takes too long."""
+    """Raise Refused with the text ``problem`` if the block takes longer than ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -317,7 +319,7 @@ async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The handlers of the service; the gate is notified of each call."""
+    """The handlers of the service. They notify the gate of each call that starts."""
 
     def __init__(self, gate: Gate, handlers: grpc.GenericRpcHandler) -> None:
         self._gate, self._handlers = gate, handlers
@@ -339,7 +341,7 @@ async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
 
 
 async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
-    """Keep a client's session alive; the client must have sent its settings before."""
+    """Keep a client's session alive. The client must already have sent its settings."""
     session = endpoint.sessions.by_client.get(caller.client_id)
     if session is None:
         raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has not sent its settings")

@@ -1,7 +1,7 @@
 """Sessions of connected 5.x clients: their settings and streams (spec: remoting.md §7; Telemetry,
 Heartbeat, NotifyClientTermination).
 
-The brokers treat such a client as an ordinary group member: it sends heartbeats to each broker.
+For the brokers, such a client is an ordinary group member that sends heartbeats to each broker.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from rmqctl.store.objects import java_text
 MAX_CLIENTS = 10_000
 """Maximum number of clients at a time."""
 MAX_BYTES = 64 << 20
-"""Maximum bytes of the settings of all clients."""
+"""Maximum approximate memory, in bytes, for the settings of all clients."""
 AWAY_S = 30.0
-"""Seconds without a stream and a heartbeat after which a client is considered gone."""
+"""Seconds after which a client without a stream and without a heartbeat is considered gone."""
 _TURN_S = 0.02
 _MAX_NAME = 255
 _MAX_ENTRIES, _ENTRY = 10_000, 100
-"""Maximum number of topics and addresses in a client's settings, and bytes of memory that each uses
-besides its text.
+"""Maximum number of topics and addresses in a client's settings, and the memory in bytes that each
+of them needs in addition to its text.
 """
 _MAX_UNSENT = 1 << 20
-"""Maximum approximate bytes of commands that wait to be sent to a client; the first command is
-always accepted.
+"""Maximum approximate memory, in bytes, for commands that wait to be sent to a client; the first
+command is always accepted.
 """
 _BATCH, _POLL_MS = 32, 20_000
 _PRODUCER_ATTEMPTS = 3
 _MAX_WAIT_MS = 12 * 3_600_000
-"""Maximum time that a client waits before it retries a message (ms)."""
+"""Maximum time (ms) that a group's retry policy may set between two attempts."""
 _MAX_WAITS = 64
 _EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 
 
 def name_of(resource: Any, code: Code, noun: str) -> str:
-    """Return the name of a topic or a group. Raises: Refused if it is invalid."""
+    """Return the name of a topic or group. Raises: Refused if the name is invalid."""
     name: str = resource.name
     if not name.strip() or len(name) > _MAX_NAME or any(character < " " for character in name):
         raise Refused(code, f"the {noun} name is empty, too long, or contains control characters")
@@ -59,17 +59,21 @@ def name_of(resource: Any, code: Code, noun: str) -> str:
 
 
 def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str) -> str:
-    """Return the transaction id for clients: broker, physical offset, offset in the half topic."""
+    """Return a half message's transaction id for clients: broker name, physical offset, and queue
+    offset in the half topic.
+    """
     return f"{broker.name}.{physical}.{queue_offset}"
 
 
 def host_of(peer: str) -> str:
-    """Return the part of an address and port that identifies a client."""
+    """Return the part of a client's address, without the port, to which limits apply."""
     return network_of(peer.rpartition(":")[0].strip("[]"))
 
 
 class BrokerLink:
-    """A client's virtual connection to one broker, through which its requests are sent."""
+    """A client's virtual connection to one broker, on which the client's calls are sent as
+    requests.
+    """
 
     _numbers = count(1)
 
@@ -79,11 +83,11 @@ class BrokerLink:
         self.at_end: set[Callable[[], None]] = set()
         self.is_full, self.local_host = False, ""
         self.commands: asyncio.Queue[Any] | None = None
-        """The queue of commands to the client; None without a stream."""
+        """The queue of commands to the client; None if the client has no open stream."""
         self._asked: dict[int, asyncio.Future[Response]] = {}
 
     async def request(self, name: str, body: bytes = b"", **fields: object) -> Response:
-        """Return the broker's answer to a request of the remoting protocol."""
+        """Send a request of the remoting protocol to the broker. Return the response."""
         command = Command(CODE_OF[name], next(self._numbers), 0, {
             field: str(value) for field, value in fields.items()}, None, body, self.language)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -100,7 +104,9 @@ class BrokerLink:
             future.set_result(response)
 
     def send(self, command: Command) -> None:
-        """Send a transaction check to a producer; 5.x clients support no other broker command."""
+        """Send a transaction check to the producer; ignore other commands of brokers, which 5.x
+        clients do not support.
+        """
         if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
                 self.commands.full()):
             return
@@ -133,7 +139,9 @@ class Session:
 
 
 class Sessions:
-    """All connected clients. ``gone`` is called with the id of each client that left."""
+    """The sessions of all connected clients. ``gone`` is called with the id of each client that
+    left.
+    """
 
     def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
         self._brokers, self._gone = list(brokers), gone
@@ -141,13 +149,15 @@ class Sessions:
         self._size = 0
 
     def is_there(self, client_id: str) -> bool:
-        """Return whether a client has a stream, or sent a heartbeat recently."""
+        """Return whether a client has an open stream, or sent a heartbeat recently."""
         session = self.by_client.get(client_id)
         return session is not None and (
             session.streams > 0 or time.monotonic() - session.seen < AWAY_S)
 
     async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
-        """Store and complete a client's settings. Return its session. Raises: Refused."""
+        """Store a client's settings, completed by the server. Return the client's session.
+        Raises: Refused.
+        """
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client is neither a producer nor a "
                           "consumer")
@@ -187,7 +197,9 @@ class Sessions:
                 raise Refused(Code.TOO_MANY_REQUESTS, answer.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
-        """Record that a client's stream was closed; the client may open another stream."""
+        """Record that a client's stream was closed. The session continues: the client may open
+        another stream.
+        """
         session.streams -= 1
         session.seen = time.monotonic()
         for link in session.links:
@@ -205,7 +217,9 @@ class Sessions:
         self._gone(client_id)
 
     def expire(self) -> None:
-        """Remove clients without a heartbeat; many clients are removed in several turns."""
+        """End the sessions of clients without a recent heartbeat; many sessions are ended in
+        several turns.
+        """
         late = time.monotonic() + _TURN_S
         for client_id in [name for name in self.by_client if not self.is_there(name)]:
             self.leave(client_id)
@@ -215,13 +229,13 @@ class Sessions:
 
 
 def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
-    """Return a group's settings from the first store that has the group."""
+    """Return a group's settings from the first store that contains the group."""
     return next((settings for broker in brokers
                  if (settings := broker.source.groups.get(group))), {})
 
 
 def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
-    """Return whether a group gets the messages of a queue in order."""
+    """Return whether a group consumes the messages of each queue in order."""
     return bool(group_settings(brokers, group).get("consume_message_orderly"))
 
 
@@ -232,8 +246,8 @@ def most_attempts(brokers: Iterable[Broker], group: str) -> int:
 
 
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's retry policy: the times (ms) between attempts of its ``groupRetryPolicy``,
-    or the default times if the policy is missing or invalid.
+    """Return a group's retry policy for clients: the times between attempts according to the
+    group's ``groupRetryPolicy``, or default times if this policy is missing or invalid.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}
@@ -257,7 +271,7 @@ def _is_wait(value: object) -> bool:
 
 
 def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
-    """Return a client's settings, completed with the server's. Raises: Refused."""
+    """Return a client's settings, completed by the server. Raises: Refused."""
     settings = MESSAGES["Settings"]()
     settings.CopyFrom(wanted)
     settings.metric.SetInParent()
@@ -282,7 +296,7 @@ def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
 
 
 def _heartbeat(session: Session) -> dict[str, Any]:
-    """Return the client's heartbeat for a broker."""
+    """Return the body of the heartbeat that a session sends to brokers for its client."""
     settings = session.settings
     value: dict[str, Any] = {"clientID": session.client_id}
     if settings.HasField("publishing"):
