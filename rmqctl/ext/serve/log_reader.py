@@ -1,4 +1,4 @@
-"""Read records of a log for pulls: many at a time, and each record is checked before delivery."""
+"""Reading of records from a log for pulls: many records at a time, each checked before delivery."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
 FEW = 12
-"""Number of records below which reading them one by one is faster than reading columns."""
+"""Number of records below which it is faster to read each record separately than all by column."""
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
 
 _WINDOW, _MAX_WINDOWS = 16 << 20, 16
-"""Bytes of a mapped window of the log, and the maximum number of windows (256 MiB in total)."""
+"""Size in bytes of a memory-mapped window of the log, and maximum number of windows (256 MiB in
+total).
+"""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Minimum number of entries per mapped window for which mapping is faster than one read per entry,
-and number of entries to read without mapping after mapping was slower.
+"""Minimum number of entries per mapped window for which mapping is faster than a read for each
+entry; and the number of entries to read without mapping once mapping was slower.
 """
 
 
 def is_whole(data: memoryview, physical: int) -> bool:
-    """Return whether ``data`` is exactly one record, with that physical offset and a matching body
-    CRC.
+    """Return whether ``data`` is exactly one complete record that has the given physical offset and
+    a matching body CRC.
     """
     size = len(data)
     if size < _HEAD.size:
@@ -62,19 +64,23 @@ def is_whole(data: memoryview, physical: int) -> bool:
 
 
 class LogReader:
-    """The records of one log, by physical offset. ``end``: end of the view's log, or None."""
+    """The records of one log, by physical offset. ``end``: physical offset at which the log ends in
+    this view, if it is limited.
+    """
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
         self._log, self._end = log, end
         self._windows: OrderedDict[int, None] = OrderedDict()
-        """The mapped windows, the least recently used first."""
+        """The numbers of the mapped windows; the window that has not been used for the longest time
+        is first.
+        """
         self._given_up = self._rows = self._unmapped = 0
-        """Number of released windows, of entries read meanwhile, and of entries still to be read
-        without mapping.
+        """Number of windows released, number of entries read in the meantime, and number of entries
+        that are still to be read without mapping.
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:
-        """Return the bytes of the record of ``size`` bytes at ``physical``; None if it is
+        """Return the bytes of the record of ``size`` bytes at ``physical``; None if the record is
         incomplete or its body CRC does not match.
         """
         if self._end is not None and physical + size > self._end:
@@ -88,9 +94,9 @@ class LogReader:
         return data if is_whole(data, physical) else None
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
-        """Return the records at several physical offsets (int64), read and checked together, in the
-        given order, and the start of each record in these bytes (int64), followed by the end of the
-        last record. A record that cannot be served is empty.
+        """Read and check the records at several physical offsets (int64) together. Return their
+        bytes, joined in the given order; and, in these bytes, the start of each record and the end
+        of the last one (int64). A record that cannot be served has no bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))
@@ -118,7 +124,7 @@ class LogReader:
         return _joined(records)
 
     def _whole(self, place: Array, size: Array) -> memoryview | None:
-        """Return the records in one read; None unless they are in one file and all can be
+        """Read the records in one go. Return None unless all are in the same file and can be
         served.
         """
         data: Array = np.empty(int(size.sum()), np.uint8)
@@ -135,8 +141,8 @@ class LogReader:
         return None
 
     def _bring_near(self, place: Array) -> bool:
-        """Map the windows of these records, and release others. Return False if the records are too
-        far apart.
+        """Map the windows that contain these records, and release other windows. Return False if
+        the records are too far apart.
         """
         first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
         if last - first >= _MAX_WINDOWS // 2:

@@ -1,4 +1,4 @@
-"""The name server's responses: topics and brokers (spec: remoting.md §2)."""
+"""The name server's handlers: answer requests for topics and brokers (spec: remoting.md §2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def json_response(value: Any) -> Response:
 
 
 def route(broker: Broker, call: Call) -> Response:
-    """Answer with the brokers that have a topic, and the number of its queues."""
+    """Answer with the brokers that have a topic, and its number of queues on each broker."""
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
@@ -65,15 +65,15 @@ def topics_of_cluster(broker: Broker, call: Call) -> Response:
 
 
 def system_topics(broker: Broker, call: Call) -> Response:
-    """Answer with the system topics of every cluster, and a broker to ask for its own system
-    topics.
+    """Answer with the system topics of the cluster, and a broker that tools can ask for the
+    broker's system topics.
     """
     return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})
 
 
 def no_topics(_broker: Broker, _call: Call) -> Response:
-    """Answer with an empty topic list: unit topics do not exist here."""
+    """Answer with an empty topic list, because there are no unit topics."""
     return json_response({"topicList": []})
 
 
@@ -91,7 +91,7 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """Answer with the values of a namespace; for the namespace of ordered topics, include values
+    """Answer with the values of a namespace. The namespace of ordered topics also has values
     derived from the topics.
     """
     namespace = call.fields["namespace"]

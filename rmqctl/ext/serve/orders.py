@@ -1,7 +1,8 @@
-"""Orders from the program that started ``serve --temp``: faults for its tests, stop, start.
+"""Orders from the program that started ``serve --temp``: to stop or start the server, or to cause
+faults for the program's tests.
 
-Orders arrive through the pipe on standard input, one JSON object per line, so clients cannot send
-them. Each order is answered by an event ``order``.
+Orders arrive through the pipe on standard input, so clients cannot send them. Each order is a line
+with a JSON object; an event ``order`` answers it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _FOR_EVER = -1
 
 @dataclass(slots=True)
 class Faults:
-    """Faults for tests. ``times``: number of sends still to refuse, -1 for all; ``slow``: seconds
-    before each response.
+    """Faults for tests. ``times``: number of sends that are still to be refused (-1: all sends);
+    ``slow``: delay of each response in seconds.
     """
 
     times: int = 0
@@ -33,7 +34,7 @@ class Faults:
     slow: float = 0.0
 
     def refuse(self, topic: str) -> None:
-        """Raise Failed if a send to the topic is to be refused."""
+        """Raise Failed if a send to the topic must be refused."""
         if self.times and self.topic in (None, topic):
             self.times -= self.times > 0
             raise Failed(self.code, "refused because the test asked for it")
@@ -53,9 +54,9 @@ class _EndedError(Exception):
 
 @dataclass(eq=False)
 class Orders:
-    """Orders from a pipe. ``pipe``: the file to read orders from; end of file stops the server;
-    ``on_event`` is called with the events that answer orders. Unless ``is_allowed``, all orders are
-    ignored.
+    """Orders from a pipe. ``pipe``: file descriptor to read orders from; the end of the file stops
+    the server. ``on_event`` is called with the events that answer orders. If not ``is_allowed``,
+    all orders are ignored.
     """
 
     pipe: int
@@ -63,19 +64,19 @@ class Orders:
     is_allowed: bool
     faults: Faults = field(default_factory=Faults)
     _state: str = "runs"
-    """``runs``, ``paused``, ``stopped`` or ``ended``."""
+    """State of the server: ``runs``, ``paused``, ``stopped`` or ``ended``."""
     _starts: bool = False
     _held: bytes = b""
 
     def carry_out(self, end: Callable[[], None]) -> None:
-        """Read and carry out orders; ``end`` stops the server. While paused, this blocks the server
-        and every client.
+        """Read orders and carry them out; ``end`` stops the server. While the server is paused,
+        this function blocks it and every client.
         """
         self._read()
         self._go_on(end)
 
     def started(self, end: Callable[[], None]) -> None:
-        """Record that the server has started, and carry out the orders read before."""
+        """Record that the server has started, and carry out orders that were read earlier."""
         if self._starts:
             self._starts = False
             self.on_event(event="order", order="start")
@@ -89,14 +90,16 @@ class Orders:
             end()
 
     def wait_for_start(self) -> bool:
-        """Wait for an order after the server has stopped. Return whether to start it again."""
+        """After the server has stopped, wait for an order. Return whether to start the server
+        again.
+        """
         if self._state != "stopped":
             return False
         self._wait("stopped")
         return self._state == "runs"
 
     def _wait(self, state: str) -> None:
-        """Wait for orders while the state is ``state``."""
+        """Carry out orders as they arrive, until the state is no longer ``state``."""
         def end(_number: int, _frame: FrameType | None) -> NoReturn:
             raise _EndedError
 
@@ -121,7 +124,7 @@ class Orders:
             self._state = "ended"
 
     def _obey(self) -> bool:
-        """Carry out the next order that was read. Return whether there was one."""
+        """Carry out the next order that was read. Return whether there was such an order."""
         line, ends, rest = self._held.partition(b"\n")
         if not ends:
             return False

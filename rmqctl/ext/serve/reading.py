@@ -1,7 +1,7 @@
-"""Queues of a store for pulls of consumers.
+"""Queues of a store from which consumers pull messages.
 
-A pull returns the bytes of records as they are in the log. A record that is incomplete, or whose
-body CRC does not match, is skipped and counted.
+A pull returns the bytes of records unchanged. A record that is incomplete or has a wrong body CRC
+is skipped and counted.
 """
 
 from __future__ import annotations
@@ -39,26 +39,30 @@ from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
-"""Maximum number of entries of a page, and maximum bytes of its records; a page is read at once."""
+"""Maximum number of entries in a page, and maximum bytes of their records. A page is read in one
+go.
+"""
 KEPT = 64 << 20
 """Maximum bytes of pages kept in memory."""
 SCANNED_ROWS = 800
-"""Number of entries examined for one pull, unless it asks for more messages."""
+"""Maximum number of entries examined for one pull, unless the pull asks for more messages."""
 FILTER_S = 0.05
-"""Seconds after which a pull with a slow filter or many damaged records ends; the client continues
-from there.
+"""Seconds after which a pull ends that has a slow filter or finds many damaged records. The client
+continues with another pull.
 """
 _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
-"""A filter: returns whether a message matches, given its entry's tags code and its record."""
+"""Filter of messages. Its arguments are the tags code of the consume queue entry, and the record;
+it returns whether the message matches.
+"""
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """The result of a pull: ``status`` (a broker's name for it), the next offset, the queue's
-    bounds, and ``count`` records; adjacent records are joined into one part. ``skipped``: number of
-    damaged records.
+    """The result of a pull: ``status`` (as brokers name it), the next queue offset, the bounds of
+    the queue, and ``count`` records. Adjacent records are joined into one part. ``skipped``: number
+    of damaged records.
     """
 
     status: str
@@ -75,7 +79,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> Iterator[bytes | memoryview]:
-        """The records as separate items."""
+        """The records one by one."""
         for part in self.parts:
             at = 0
             while at < len(part):
@@ -85,7 +89,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class ServedQueue(Protocol):
-    """A queue to pull from. ``first`` and ``end`` are queue offsets."""
+    """A queue from which consumers pull. ``first`` and ``end``: its bounds as queue offsets."""
 
     @property
     def first(self) -> int: ...
@@ -99,9 +103,10 @@ class ServedQueue(Protocol):
 
 @dataclass(slots=True)
 class QueuePage:
-    """Consecutive entries (rows) of a queue, and their concatenated records: the record of a row is
-    ``data[starts[row]:starts[row + 1]]``, empty if it cannot be served. ``damaged``: the rows with
-    an empty record, except fillers; ``whole``: whether no record is empty.
+    """Consecutive entries of a queue, and their records joined together. The record of entry number
+    ``row`` is ``data[starts[row]:starts[row + 1]]``; it is empty if it cannot be served.
+    ``damaged``: the entries with an empty record, except fillers; ``whole``: whether no record is
+    empty.
     """
 
     data: memoryview
@@ -116,13 +121,15 @@ class QueuePage:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of memory that the page uses."""
+        """Approximate memory of the page in bytes."""
         return len(self.data) + 200 * len(self.tags)
 
 
 @dataclass(slots=True)
 class PageCache:
-    """Pages of all queues of a server; the least recently used are dropped first."""
+    """Pages of all queues of a server, in memory; the pages that were not used for the longest time
+    are dropped first.
+    """
 
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], QueuePage] = field(default_factory=OrderedDict)
@@ -132,7 +139,7 @@ class PageCache:
     _size: int = 0
 
     def get(self, key: tuple[int, int]) -> QueuePage | None:
-        """Return a kept page, and mark it as used."""
+        """Return a page, and mark it as used; None if it is not in memory."""
         page = self._kept.get(key)
         if page is not None:
             self._used.add(key)
@@ -140,8 +147,9 @@ class PageCache:
         return page
 
     def put(self, key: tuple[int, int], page: QueuePage) -> None:
-        """Keep a page, and drop other pages to make space. A page larger than `PAGE_BYTES` is not
-        kept: it contains one large message, which is read quickly.
+        """Keep a page in memory, and drop other pages to make space. A page with more than
+        `PAGE_BYTES` of records is not kept: it contains one large message, which can be read
+        quickly.
         """
         if len(page.data) > PAGE_BYTES:
             return
@@ -153,7 +161,7 @@ class PageCache:
             self._size -= self._kept.popitem(last=False)[1].size
 
     def rest(self) -> int:
-        """Drop the pages that were not used since the last call. Return their bytes."""
+        """Drop pages that were not used since the last call. Return the number of bytes freed."""
         before = self._size
         for key in [key for key in self._kept if key not in self._used]:
             self._size -= self._kept.pop(key).size
@@ -162,7 +170,7 @@ class PageCache:
 
 
 class StoredQueue:
-    """A plain consume queue (in files or in RocksDB) in one view of the store."""
+    """A plain consume queue (in files or in RocksDB), as seen in one view of the store."""
 
     _numbers = iter(range(1 << 62))
 
@@ -238,14 +246,16 @@ class StoredQueue:
         return Pulled(status, min(at, self.end), self.first, self.end, parts, count, skipped)
 
     def _behind_hole(self, offset: int) -> int:
-        """Return the queue offset of the first entry after a hole in the files."""
+        """Return the queue offset of the first entry after the hole (missing files) that contains
+        ``offset``.
+        """
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, QueuePage]:
-        """Return (queue offset of the page's first entry, page) for the page with the entry at
-        ``offset``; read a page that starts at ``offset`` if none is kept. The page is empty if the
-        offset is in a hole of the files.
+        """Return the page that contains the entry at ``offset``, and the queue offset of its first
+        entry. If no such page is in memory, read a page that starts at ``offset``. The page is
+        empty if files are missing at this offset.
         """
         place = bisect_right(self._starts, offset)
         if place:
@@ -281,7 +291,9 @@ class StoredQueue:
 
 
 class RecordQueue:
-    """A batch consume queue or a compacted topic, read record by record as by a broker."""
+    """A batch consume queue or the queue of a compaction topic, read as by a broker: record by
+    record.
+    """
 
     def __init__(self, view: View, topic: str, queue_id: int) -> None:
         self._view, self._topic, self._queue_id = view, topic, queue_id

@@ -1,1 +1,1 @@
-"""Producers: messages that the engine stores in a writable store."""
+"""Producers: messages that clients send, stored in a writable store by the engine."""

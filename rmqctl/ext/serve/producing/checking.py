@@ -1,8 +1,9 @@
-"""Transaction checks: ask producers about pending half messages (spec: remoting.md §3.4).
+"""Transaction checks: ask producers for the outcome of pending half messages (spec: remoting.md
+§3.4).
 
-Each round reads the half and op topics from where the last round ended, some messages at a time. A
-pending half message is appended to its queue again, and its producer gets the new offset. Like in a
-broker, the progress of a round is stored as consumer offsets of a group.
+Each round reads the half and op topics from where the last round ended, a few messages at a time. A
+pending half message is appended to the half queue again, and its producer gets the new offset. As
+in a broker, the progress of a round is stored as consumer offsets of a group.
 """
 
 from __future__ import annotations
@@ -41,18 +42,20 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _TOO_OLD_MS = 72 * 3_600_000
-"""A broker's default fileReservedTime (ms)."""
+"""Age (ms) above which half messages are given up: the default of a broker's fileReservedTime."""
 _WINDOW = 50_000
-"""Maximum number of half messages whose outcome is tracked at a time."""
+"""Maximum number of half messages per step of a round; their outcomes are kept in memory."""
 _PAGE, _PAGE_BYTES = 32, 1 << 16
 _TRIED = 3
-"""Maximum number of group members to try if members do not read their responses."""
+"""Maximum number of group members to try, if some do not read their responses."""
 _LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
 
 
 @dataclass(slots=True)
 class _Renewed:
-    """A half message to store again; ``ask``: whether to ask its producer afterwards."""
+    """A pending half message, and the message to store for it. ``ask``: whether to ask the producer
+    afterwards.
+    """
 
     record: Record
     message: Outgoing
@@ -61,8 +64,8 @@ class _Renewed:
 
 @dataclass(eq=False)
 class Checks:
-    """Periodic checks of the half messages of a store, in rounds. ``immunity_ms``: minimum age of a
-    message.
+    """Periodic checks of the half messages in a store, in rounds. ``immunity_ms``: minimum age (ms)
+    of messages to check.
     """
 
     broker: Broker
@@ -109,8 +112,8 @@ class Checks:
     # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Return the offset to continue from: the stored offset; the oldest message if no offset is
-        stored or its message was deleted; the end if the store was truncated since.
+        """Return the queue offset from which a round continues in a topic: the stored offset, or
+        the nearest offset that the queue has.
         """
         at = self._at.get(topic)
         if at is None:
@@ -128,8 +131,8 @@ class Checks:
             self.broker.positions.commit(READER, topic, 0, offset)
 
     async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
-        """Yield (messages, queue offset after these messages) from ``start`` to the end of the
-        queue, without waiting; messages may be appended meanwhile.
+        """Yield messages from ``start`` to the end of the queue, in parts; with each part, the
+        queue offset after it. Messages may be appended meanwhile.
         """
         at = start
         while at < (queue := self.broker.queue(topic, 0)).end:
@@ -144,7 +147,7 @@ class Checks:
     # -- a round ------------------------------------------------------------------------------
 
     async def _window(self, begun: int) -> bool:
-        """Process the next `_WINDOW` half messages. Return whether there are more."""
+        """Process the next `_WINDOW` half messages. Return whether more half messages follow."""
         # The half messages of this window, and the ended ones among them.
         at = begin = self._position(props.HALF_TOPIC)
         end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
@@ -187,8 +190,9 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Mark op messages as processed that refer only to half messages before ``half``. Offsets
-        after the end of the half queue are ignored: no broker writes them.
+        """Mark op messages as processed up to the first one that refers to a half message at or
+        after queue offset ``half``. Offsets after the end of the half queue are ignored: no broker
+        writes them.
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
@@ -200,8 +204,8 @@ class Checks:
         self._came_to(props.OP_HALF_TOPIC, at)
 
     def _judged(self, record: Record, begun: int, ended: set[int]) -> _Renewed | None:
-        """Return the renewed form of a pending half message; None if this message and all later
-        ones must wait.
+        """Return how to renew a pending half message; None if this message and all later messages
+        must wait.
         """
         properties = props.parse(java_text(record.properties))
         times = max(_number(properties.get(TIMES, "0")), 0)
@@ -238,8 +242,9 @@ class Checks:
             record.store_host, record.reconsume_times))
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
-        """Store renewed messages, and ask their producers. Return the queue offset of the first
-        message that cannot be stored now; skip messages that can never be stored.
+        """Store the renewed messages, and ask their producers. Return the queue offset of the first
+        message that cannot be stored now; None if there is none. Messages that can never be stored
+        are skipped.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -264,7 +269,9 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Ask a connected member of the producer's group, in rotation, if there is any."""
+        """Ask a connected member of the producer's group, each time another one; do nothing if no
+        member is connected.
+        """
         # Choose a member of the producer group, starting with another one each time.
         text = renewed.message.properties
         properties = props.parse(text)
@@ -302,7 +309,9 @@ class Checks:
 
 
 _NOTHING = Outgoing("", b"")
-"""Placeholder for a half message whose earlier copy was already committed or rolled back."""
+"""Placeholder for a half message that is not stored again, because it was already committed or
+rolled back under the offset of an earlier copy.
+"""
 
 
 def _setter(future: asyncio.Future[PutResult]) -> Callable[[PutResult], None]:

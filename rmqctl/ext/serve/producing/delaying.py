@@ -1,7 +1,8 @@
-"""Delayed messages of a writable server: stored in their own queues when they are due.
+"""Delayed messages of a writable server: a message is stored in its own queue when it is due.
 
-Each delay level has a schedule queue, sorted by due time; only its next messages are read. Like a
-broker, store the progress of each level in ``config/delayOffset.json``.
+Each delay level has a schedule queue, in which messages are sorted by due time, so that only the
+next messages must be read. As in a broker, ``config/delayOffset.json`` contains the progress of
+each level.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.config.config import load_one
 
 _AT_ONCE = 1024
-"""Maximum number of messages of a level that are delivered in one turn."""
+"""Maximum number of messages of a delay level that are delivered in one turn."""
 _PAGE = 32
 _AGAIN_MS = 5000
-"""Milliseconds after which reading an unreadable level is tried again."""
+"""Milliseconds after which a delay level that could not be read is tried again."""
 
 
 @dataclass(slots=True)
 class Delays:
     """The delay levels of a store. ``done``: for each level, the queue offset in its schedule queue
-    up to which all messages are delivered.
+    before which all messages were delivered.
     """
 
     writer: Writer
     done: dict[int, int] = field(default_factory=dict)
     changed: bool = False
     _due: dict[int, float] = field(default_factory=dict)
-    """Time of the next check (ms), by level."""
+    """The time (ms) of the next check of each level."""
     _flying: dict[int, set[int]] = field(default_factory=dict)
-    """Schedule queue offsets of messages that are being stored, by level."""
+    """For each level, offsets in its schedule queue of the messages that are being stored."""
 
     def load(self) -> None:
         """Load the progress of the levels from the store. Raises: StoreIOError."""
@@ -53,7 +54,7 @@ class Delays:
                 self.add(queue_id + 1)
 
     def add(self, level: int) -> None:
-        """Record that a message was stored in this level."""
+        """Record that a message was stored in the schedule queue of a level."""
         if self._due.get(level, inf) == inf:
             self._due[level] = 0
 
@@ -62,7 +63,9 @@ class Delays:
         return self.writer.queue(key) or self.writer.source.queue(*key)
 
     def deliver(self) -> None:
-        """Store the messages that are due; skip unreadable ones. Raises: StoreIOError."""
+        """Store the messages of all levels that are due; skip unreadable messages. Raises:
+        StoreIOError.
+        """
         now = now_ms()
         for level, due in self._due.items():
             if due <= now and not self._flying.get(level) and self.writer.failure is None and (
@@ -71,7 +74,9 @@ class Delays:
                 self._due[level] = self._deliver(level, now)
 
     def _deliver(self, level: int, now: int) -> float:
-        """Store the due messages of a level. Return the time of its next check (ms)."""
+        """Store the messages of a level that are due. Return the time (ms) of the level's next
+        check.
+        """
         queue = self._queue(level)
         delay = self.writer.levels.get(level, 1000)
         start = at = min(max(self.done.get(level, 0), queue.first), queue.end)

@@ -1,4 +1,4 @@
-"""Open a store for writing as a broker does, or create an empty temporary one."""
+"""Opening of a store for writing, as by a broker, and of an empty temporary store."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rmqctl.store.store import Store
 
 _SMALL: dict[str, Any] = {
     "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
-"""File sizes of a temporary store; small files are quick to create."""
+"""File sizes of a temporary store, which are small so that files are quickly created."""
 
 
 @contextmanager
 def temporary_store(wanted: bool) -> Iterator[str | None]:
-    """Yield an empty temporary store with small files, and delete it afterwards; None if not
-    ``wanted``.
+    """Yield the path of an empty temporary store with small files, and delete the store afterwards.
+    If not ``wanted``, yield None.
     """
     if not wanted:
         yield None
@@ -50,8 +50,8 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: PageC
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
     """Open a store for writing, and take its lock. ``folders``: log folders that the user named;
-    ``outside``: see `Engine.open`. ``address`` is written into message ids, ``cluster`` into
-    messages.
+    ``outside``: see `Engine.open`; ``address``: the server's address, for message ids; ``cluster``:
+    the cluster's name, for messages.
     Raises: StoreHeldError, StoreIOError, RefusedError if appending would damage the store,
     UnsupportedError for layouts that cannot be written.
     """
@@ -80,7 +80,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: PageC
 
 def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
     """Write a file of ``config/`` as a broker does: the previous file becomes the backup.
-    Raises: StoreIOError, RefusedError if the existing file cannot be read; it is then not
+    Raises: StoreIOError; RefusedError if the existing file cannot be read, so it must not be
     overwritten.
     """
     store = source.store
@@ -98,10 +98,11 @@ def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: ServedStore, positions: Positions) -> None:
-    """Write the consumer offsets to ``config/consumerOffset.json``: committed offsets replace the
-    offsets in the file, even if serving ignored the stored ones. Also write
-    ``lmqConsumerOffset.json`` if it exists: brokers with ``enableLmq`` read that file instead, with
-    one offset for each light group. May be called from another thread with a snapshot.
+    """Write the consumer offsets to ``config/consumerOffset.json``: the offsets in the store,
+    replaced by committed offsets, even if the server was started to ignore the offsets in the
+    store. If ``lmqConsumerOffset.json`` exists, write it too: brokers with ``enableLmq`` read this
+    file instead, with one offset for each light group. Another thread may call this function with a
+    snapshot.
     Raises: RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()
@@ -115,7 +116,8 @@ def keep_positions(source: ServedStore, positions: Positions) -> None:
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
-    """Write new groups and their retry topics, in the form in which a broker creates them.
+    """Write new groups and their retry topics to the configuration, with a broker's default
+    settings.
     Raises: StoreIOError, RefusedError.
     """
     topics, groups = writer.topics, writer.groups

@@ -1,9 +1,9 @@
 """Plain sends: a fast path for messages that only need to be appended to their queue.
 
-Most sends are plain: one message of an existing topic, without properties that redirect it. The
+Most sends are plain: one message for an existing topic, without properties that redirect it. The
 header is decoded in one step, the properties with the pattern of the previous message, and the
 response is a template. `sending.send_message` handles all other messages. A test checks that both
-write the same bytes and responses.
+ways write the same bytes and responses.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
 """Prefixes of topics whose messages are not plain."""
 _OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP | TRANSACTION_MASK
 _MIN_TOGETHER, _MAX_AT_ONCE = 4, 256
-"""Minimum number of messages that are stored together, and maximum number in one go."""
+"""Minimum number of messages that are stored by column, and maximum number of messages per call."""
 _MARKED = 123_454_321
 _OFFSET_DIGITS = 16
-"""Number of digits of the physical offset in a message id."""
+"""Number of hexadecimal digits of the physical offset at the end of a message id."""
 
 
 class ProducerConnection(Protocol):
@@ -90,8 +90,8 @@ class PlainSends:
 
     def _put_many(self, client: ProducerConnection, host: Host,
                   sends: list[tuple[Any, ...]]) -> bool:
-        """Store several messages by column, like `_put`. Return False, without a change, if any
-        message is not plain.
+        """Store several messages by column, with the same result as `_put`. Return False, without
+        storing any, unless all messages are plain.
         """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
          ) = zip(*sends, strict=True)
@@ -115,12 +115,12 @@ class PlainSends:
         return True
 
     def _is_ordinary(self, topic: str, queue_id: int) -> bool:
-        """Return whether a topic accepts messages for a queue, without special handling."""
+        """Return whether a topic accepts messages for a queue without special handling."""
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
     def _take(self, client: ProducerConnection, frames: FrameReader, frame: Frame) -> bool:
-        """Store the next message, with its header decoded by a library. Return False, without a
-        change, if it is not plain.
+        """Store the next message; its header is decoded by a library. Return False, without storing
+        the message, if it is not plain.
         """
         kind, data, body = frame
         if kind != JSON or _MARK not in data:
@@ -143,7 +143,7 @@ class PlainSends:
     def _put(self, client: ProducerConnection, host: Host, opaque: int, flag: int, topic: str,
              queue_id: int, message_flag: int, sys_flag: int, born: int, again: int, given: str,
              body: bytes) -> bool:
-        """Store a plain message. Return False, without a change, if it is not plain."""
+        """Store a plain message. Return False, without storing the message, if it is not plain."""
         writer = self._writer
         if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
             return False
@@ -161,7 +161,7 @@ class PlainSends:
 
 
 class _ResponseParts:
-    """The common parts of responses to plain sends."""
+    """The parts that all responses to plain sends have in common."""
 
     def __init__(self, *, says_key: bool) -> None:
         self.says_key = says_key
@@ -170,14 +170,16 @@ class _ResponseParts:
         self._begin = ""
 
     def id_begins(self, host: Host) -> str:
-        """Return the first digits of the ids of messages with a given store host."""
+        """Return the first digits that the ids of all messages with a given store host have."""
         if host is not self._host:
             self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
         return self._begin
 
 
 class _Sent(msgspec.Struct, gc=False):
-    """Callback that answers the producer; called with the result of storing its message."""
+    """Callback that answers the producer of a message. Its argument is the result of storing the
+    message.
+    """
 
     answers: _ResponseParts
     client: ProducerConnection
@@ -202,8 +204,8 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 def _fields() -> tuple[bytes, int]:
-    """Return (the type by which the kernel parses each field, by letter; the required fields as a
-    bit mask).
+    """Return, for the one-letter fields of a header, the types by which the kernel parses them (a
+    byte per letter), and the required fields (a bit per letter).
     """
     kernel = active()
     takes, wanted = bytearray(26), 0
@@ -217,8 +219,8 @@ def _fields() -> tuple[bytes, int]:
 
 
 def _form(*, says_key: bool) -> str:
-    """Return the header of a response as a format string for (first digits of the message id,
-    physical offset, queue id, queue offset, unique key, opaque).
+    """Return the header of a response as a format string for these values: first digits of the
+    message id, physical offset, queue id, queue offset, unique key, ``opaque``.
     """
     ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
            "transactionId": "@key"}

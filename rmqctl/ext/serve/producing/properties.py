@@ -1,5 +1,5 @@
-"""The stored properties of a message: the producer's and the broker's own, in the order of the
-broker's map (spec: commitlog.md §5.3).
+"""The properties to store with a message: those that the producer sent and those that the broker
+adds, in the order of the broker's map (spec: commitlog.md §5.3).
 """
 
 from __future__ import annotations
@@ -14,34 +14,38 @@ from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""The properties that a 5.x broker adds to each message, and every broker to its responses."""
+"""Properties that 5.x brokers add to messages, and brokers of all versions add to responses."""
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _KEY = props.UNIQUE_KEY + _NAME
 _MAX_PLANS, _MAX_NAMES = 1024, 512
-"""Maximum number of plans kept, and maximum characters of the names of one plan."""
+"""Maximum number of plans in memory, and maximum length in characters of the names in a plan."""
 _OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
-"""Prefixes of properties that redirect a message to another queue, or to several queues."""
+"""Prefixes of properties with which a message is stored in another queue or in several queues."""
 
 
 class _Plan(NamedTuple):
-    """A plan for messages with the same property names: the order of the stored string."""
+    """A plan to convert the sent string of properties to the stored string, for messages with the
+    same property names.
+    """
 
     match: Callable[[str], re.Match[str] | None]
-    """Pattern that matches the sent string; its groups are the values."""
+    """Pattern that matches a sent string; its groups are the properties' values."""
     text: str
     """The stored string, as a format string with a placeholder for each value."""
     order: tuple[int, ...]
-    """The pattern group for each placeholder of ``text``."""
+    """For each placeholder of ``text``, the number of the pattern group with its value."""
     is_plain: bool
     tags: int
-    """The pattern groups of the tags and of the unique key; 0 if missing."""
+    """The numbers of the pattern groups of the tags and of the unique key; 0 if the property is
+    missing.
+    """
     key: int
     new_key_at: int
-    """The placeholder before which a new unique key is inserted; -1 if no new key is needed."""
+    """Number of placeholders before the one for a new unique key; -1 if no new key is needed."""
 
 
 class PropertyBuilder:
-    """Builds the stored properties for a store, with one plan for each set of names."""
+    """Builds the properties to store, with one plan for each set of property names."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,7 +54,7 @@ class PropertyBuilder:
         self._last: _Plan | None = None
 
     def sent(self, given: str) -> str:
-        """Return the sent properties and the properties that a 5.x broker adds on arrival."""
+        """Return the sent properties, together with those that a 5.x broker adds on arrival."""
         profile = self._settings.profile
         if profile.generation < 5:
             return given
@@ -60,15 +64,15 @@ class PropertyBuilder:
         return java_map.text(trailing=profile.trailing_separator)
 
     def __call__(self, given: str) -> str:
-        """Return the stored properties of a single message that is not a half message."""
+        """Return the properties to store with a single message that is not a half message."""
         plan, match = self._match(given)
         if plan is None or match is None:
             return self._stored(given)
         return self._filled(plan, match)[0]
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
-        """Return (stored properties, tags, unique key) of a message that is stored only in the
-        queue it is sent to; None for messages that may be stored elsewhere.
+        """Return the properties to store, the tags and the unique key of a message. Return None if
+        the message may have to be stored in other queues than the one it was sent to.
         """
         plan, match = self._match(given)
         if plan is None or match is None or not plan.is_plain:
@@ -78,8 +82,9 @@ class PropertyBuilder:
 
     def plain_ones(self, given: Sequence[str]) -> tuple[
             list[str], Sequence[str | None], list[str] | None] | None:
-        """Return the columns of `plain` for several messages, if they have the same names and need
-        no new unique keys; else None.
+        """Return the results of `plain` for several messages, as one list each of properties, tags
+        and keys. Return None unless all messages have the same property names and need no new
+        unique keys.
         """
         plan, first = self._match(given[0])
         if plan is None or first is None or not plan.is_plain or plan.new_key_at >= 0:
@@ -94,7 +99,7 @@ class PropertyBuilder:
                 [match[plan.key] for match in matches] if plan.key else None)  # type: ignore[index]
 
     def _filled(self, plan: _Plan, match: re.Match[str]) -> tuple[str, str | None]:
-        """Return (stored properties, unique key)."""
+        """Return the properties to store, and the unique key."""
         values, at = match.group(0, 0, *plan.order)[2:], plan.new_key_at  # so it is always a tuple
         if at < 0:
             return plan.text % values, match[plan.key] if plan.key else None
@@ -102,8 +107,8 @@ class PropertyBuilder:
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _match(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """Return the plan for sent properties, and the match with their values; None without a
-        plan.
+        """Return the plan for the sent properties, and its pattern's match. Return None for each of
+        them if there is no plan.
         """
         plan = self._last  # producers send the same names again and again
         if plan is not None and (match := plan.match(given)) is not None:
@@ -121,15 +126,15 @@ class PropertyBuilder:
         return plan, match
 
     def batch(self, given: str) -> str:
-        """Return the properties of a batch, which are added to each of its messages."""
+        """Return the properties of a batch to store with each of its messages."""
         return prepare(self.sent(given), self._settings, self.unique_id, batch=True)
 
     def _stored(self, given: str) -> str:
         return prepare(self.sent(given), self._settings, self.unique_id)
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for properties with these names; None if their order depends on the
-        values.
+        """Return the plan for properties with these names; None if the order of the stored
+        properties would depend on their values.
         """
         if names == ("",):
             names = ()
@@ -159,5 +164,5 @@ class PropertyBuilder:
 
 
 def _group(names: list[str], name: str) -> int:
-    """Return the pattern group of a property's value; 0 if the property is missing."""
+    """Return the number of the pattern group with a property's value; 0 if it is missing."""
     return names.index(name) + 1 if name in names else 0

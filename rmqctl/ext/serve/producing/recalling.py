@@ -1,6 +1,6 @@
-"""Recall messages before they are due (spec: timer-and-others-5x.md §1.3).
+"""Recall of messages before they are due (spec: timer-and-others-5x.md §1.3).
 
-A delete message waits in the same slot of the timer wheel as the message that it recalls.
+To recall a message, a delete message is stored, which waits in the same slot of the timer wheel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rmqctl.parse_values import now_ms
 
 _TAG = "_RECALL_TAG_"
 _MAX_HANDLE = 64 << 10
-"""Maximum number of characters of a handle: it contains a topic and a key, which fit into 32 KiB of
-properties.
+"""Maximum length of a recall handle in characters. A handle contains a topic and a key, which fit
+into 32 KiB of properties.
 """
 
 
@@ -72,7 +72,7 @@ def recall(broker: Broker, call: Call) -> None:
 
 
 def handle_of(text: str) -> list[str]:
-    """Return (topic, broker, time, unique key) of a recall handle. Raises: Failed."""
+    """Return the topic, broker, time and unique key in a recall handle. Raises: Failed."""
     try:
         parts = base64.b64decode(text[:_MAX_HANDLE].encode() + b"=" * (-len(text) % 4), b"-_",
                                  validate=True).decode().split(" ", 5)
@@ -85,7 +85,7 @@ def handle_of(text: str) -> list[str]:
 
 
 def _is_value(text: str) -> bool:
-    """Return whether a text cannot end a property's value."""
+    """Return whether a text can be a property's value: it contains no separators of properties."""
     return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
 
 

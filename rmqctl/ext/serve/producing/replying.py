@@ -1,5 +1,5 @@
-"""Replies to RPC requests (the clients' ``request``): forwarded to the waiting producer, and stored
-in the cluster's reply topic, as a broker does by default.
+"""Replies to RPC requests (``request`` in clients). As by a broker with default settings, a reply
+is forwarded to the waiting producer and stored in the cluster's reply topic.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def send_reply(broker: Broker, call: Call) -> None:
 
 
 def _asker(broker: Broker, client_id: str | None) -> Member:
-    """Return the producer that sent the request. Raises: Failed if it is not connected."""
+    """Return the producer that sent the original request. Raises: Failed if it is not connected."""
     if client_id is None:
         raise Failed(Status.SYSTEM_ERROR, f"reply message properties[{_TO_CLIENT}] is null")
     for members in broker.groups.producers.values():

@@ -1,4 +1,6 @@
-"""Producers: messages, batches, and topics created by sending (spec: remoting.md §3.4)."""
+"""Handlers for producers: messages, batches, and topics that sending creates (spec: remoting.md
+§3.4).
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,10 @@ _MAX_TOPICS = 1000
 _TOPIC_FIELDS = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag",
                  "order")
 _OF_A_UNIT, _FOR_UNITS = 1, 2
-"""topicSysFlag of a topic created by a unit's producer, and of a retry topic."""
+"""The topicSysFlag of a topic that a unit's producer creates, and of a unit's retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
-"""The part before the body of a message in a batch."""
+"""The fields before the body of each message in a batch."""
 
 
 def send_message(broker: Broker, call: Call) -> None:
@@ -108,8 +110,8 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Return whether a consumer sends a message for retry like clients before 4.6.1: with the
-    original's transaction flags.
+    """Return whether a consumer sends a message for retry as clients before 4.6.1 do: such a
+    message still has the transaction flags of the original message.
     """
     try:
         return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
@@ -118,7 +120,7 @@ def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
 
 
 def _transaction_id(properties: str) -> dict[str, str]:
-    """Return the response field with a message's unique key, which 5.x brokers add."""
+    """Return the response field that 5.x brokers add: the message's unique key."""
     at = properties.find(_KEY)
     if at < 0:
         return {}
@@ -130,8 +132,9 @@ def _transaction_id(properties: str) -> dict[str, str]:
 
 
 def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
-    """Return (topic, properties) of a message that a consumer sends directly to its retry topic
-    because sending it back failed. After too many attempts, return the dead-letter topic.
+    """Return the topic and properties of a message that a consumer sends to its retry topic itself,
+    because sending the message back failed. After too many attempts, the topic is the dead-letter
+    topic.
     """
     topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)
@@ -153,8 +156,8 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Return the writer for a message, and its queue id. Like a broker, do not check the topic's
-    write permission, which only routes contain.
+    """Check that a message may be sent. Return the writer and the queue id for the message. Like a
+    broker, ignore the topic's write permission, which is only used in routes.
     Raises: Failed.
     """
     writer = broker.writer
@@ -185,7 +188,7 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
 
 
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
-    """Return the configuration of a topic; create the topic if a broker would create it.
+    """Return the configuration of a topic; create the topic if a broker would do so.
     Raises: Failed.
     """
     topic = wanted["topic"]
@@ -208,7 +211,7 @@ def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
 
 
 def put_answer(result: PutResult, queue_id: int) -> Response:
-    """Return the response to a sender."""
+    """Return the response to a producer for the result of storing its message."""
     code = _CODES.get(result.status, Status.SYSTEM_ERROR)
     if not result.stored:
         return Response(dict(REGION), (), int(code), result.reason or result.status)
@@ -217,7 +220,9 @@ def put_answer(result: PutResult, queue_id: int) -> Response:
 
 
 def _items(body: bytes) -> list[BatchItem]:
-    """Return the messages in a batch's body. Raises: Failed if there are none."""
+    """Return the messages in a batch's body.
+    Raises: Failed if the body is incomplete or contains no messages.
+    """
     items = []
     at = 0
     while at < len(body):
@@ -239,13 +244,13 @@ def _items(body: bytes) -> list[BatchItem]:
 
 @lru_cache(maxsize=1024)
 def host_of(peer: str) -> Host:
-    """Return the packed address and port of a client."""
+    """Return a client's address and port in the form in which records contain them."""
     return packed(parse_address(peer))
 
 
 def end_transaction(broker: Broker, call: Call) -> None:
-    """Commit or roll back a half message; do nothing if its producer does not know the outcome
-    yet.
+    """Commit or roll back a half message. Do nothing if the producer reports that the outcome is
+    unknown.
     """
     wanted, transactions = call.fields, broker.transactions
     assert transactions is not None
@@ -308,9 +313,9 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
-    """Return the attributes in ``+name=value,…``; none for a 4.x broker.
-    Raises: Failed for unsupported attributes: other kinds of queues are not created while a store
-    is served.
+    """Parse a topic's attributes (``+name=value,…``); 4.x brokers ignore them.
+    Raises: Failed for attributes other than the message type, because no other kinds of queues can
+    be created while a store is served.
     """
     if writer.settings.profile.generation < 5:
         return {}

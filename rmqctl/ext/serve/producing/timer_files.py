@@ -1,9 +1,9 @@
-"""Wheel, log and progress of the timer, written as by a 5.x broker, so that a broker can continue
-with them (spec: timer-and-others-5x.md §1.2 to §1.5).
+"""The files of the timer (wheel, log and progress), written as by a 5.x broker, so that a broker
+can continue with them (spec: timer-and-others-5x.md §1.2 to §1.5).
 
-A waiting message has a unit (an entry) in the timer log; the wheel points to the newest unit of
-each slot. The process may be killed at any time: a unit is written before the slot that points to
-it, and missing slots are restored from the log.
+Each waiting message has a unit (an entry) in the timer log; each slot of the wheel points to the
+slot's newest unit. The process may be killed at any time: a unit is written before the slot that
+points to it, and slots that were not written are restored from the log.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rmqctl.store.store import Store
 
 _LOG_FILE = 104_857_600
 _WINDOW = 172_800
-"""A broker's timerRollWindowSlot: a message waits for at most this number of slots, and is then
-stored again.
+"""Maximum number of slots for which a message waits before it is stored in the timer topic again: a
+broker's timerRollWindowSlot.
 """
 _LAP = SLOTS // 2
 _BLANK_SLOTS = 60
@@ -47,14 +47,14 @@ _PAGE, _CHUNK = 1 << 14, 1 << 20
 
 class OpenTimerFiles:
     """The open files of a timer, until `close`. ``read``: the time (ms) of the next slot to
-    process; ``queue``: the queue offset of the first message in the timer topic without a unit;
-    ``end``: the end of the timer log.
+    process; ``queue``: the queue offset of the first message in the timer topic that has no unit
+    yet; ``end``: the end of the timer log.
     """
 
     def __init__(self, store: Store, precision: int) -> None:
         """Open the files.
-        Raises: StoreIOError, RefusedError if a broker would not continue with these files either,
-        or would truncate them.
+        Raises: StoreIOError; RefusedError if a broker would not start with these files, or would
+        truncate them.
         """
         self._root, self.precision = store.root, precision
         self._files: dict[int, int] = {}
@@ -98,7 +98,7 @@ class OpenTimerFiles:
         self._recover()
 
     def moment(self, time: int) -> int:
-        """Return the start (ms) of the slot that contains a time."""
+        """Return the start (ms) of the slot that contains a time (ms)."""
         return time // self.precision * self.precision
 
     # -- after an end of any kind -------------------------------------------------------------
@@ -115,9 +115,9 @@ class OpenTimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Point slots to the units in the files, starting with the file of ``begin``. Return the
-        end of the log. Bytes that a crash left after the end are kept: the log then continues in
-        another file.
+        """Point the slots of the wheel to the units in the log files, from the file that contains
+        ``begin`` on. Return the end of the log. If a crash left bytes after this end, they are
+        kept, and the log continues in the next file.
         """
         self._last = -1
         bases = sorted(self._files)
@@ -140,7 +140,9 @@ class OpenTimerFiles:
                    for at in range(place, self._size, _CHUNK))
 
     def _walk_file(self, base: int) -> tuple[int, bool]:
-        """Return (end of the units, whether the file is full)."""
+        """Point slots to the units of one file. Return the end of these units, and whether the file
+        is full.
+        """
         places = self._places
         for first in range(0, places, _PAGE):
             units = UNIT.array(os.pread(self._files[base], min(_PAGE, places - first) * UNIT_SIZE,
@@ -158,7 +160,7 @@ class OpenTimerFiles:
         return base + places * UNIT_SIZE, False
 
     def _lead(self, units: np.ndarray[tuple[int], np.dtype[np.void]], start: int) -> None:
-        """Point slots to their units that the wheel does not contain yet."""
+        """Point slots to these units, except for units that the wheel already contains."""
         times = (units["curr_write_time"].astype(np.int64) + units["delay_time"]) // self.precision
         slots = np.frombuffer(self._wheel, SLOT.dtype())[times % SLOTS]
         position = start + np.arange(len(units), dtype=np.int64) * UNIT_SIZE
@@ -169,7 +171,7 @@ class OpenTimerFiles:
     # -- slots --------------------------------------------------------------------------------
 
     def newest(self, moment: int) -> int:
-        """Return the position of the newest unit of a slot; -1 for an empty slot."""
+        """Return the position of a slot's newest unit; -1 if the slot is empty."""
         at = timer_wheel.slot_of(moment, self.precision) * SLOT_SIZE
         slot = SLOT.decode(self._wheel[at:at + SLOT_SIZE])
         return slot.last_pos if slot.time == moment // self.precision else -1
@@ -186,16 +188,16 @@ class OpenTimerFiles:
 
     @property
     def last(self) -> UnitRecord | None:
-        """The newest unit."""
+        """The newest unit in the log, if any."""
         return self.unit(self._last)
 
     @property
     def _places(self) -> int:
-        """Maximum number of units in a file."""
+        """Maximum number of units in a log file."""
         return (self._size - UNIT_SIZE - TAIL.size) // UNIT_SIZE + 1
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return the unit at a position of the log; None if there is none."""
+        """Return the unit at a position in the log; None if there is no valid unit."""
         base = position // self._size * self._size
         if not 0 <= position < self.end or base not in self._files:
             return None
@@ -204,8 +206,8 @@ class OpenTimerFiles:
         return unit if unit is not None and unit.is_valid else None
 
     def units(self, moment: int, position: int) -> Iterator[tuple[int, UnitRecord]]:
-        """Yield the units of a slot with their positions, the newest first, from ``position``
-        on.
+        """Yield a slot's units and their positions, starting with the unit at ``position``, the
+        newest.
         """
         while position >= 0:
             unit = self.unit(position)
@@ -218,8 +220,9 @@ class OpenTimerFiles:
 
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
-        """Add a unit for the record of ``size`` bytes at a physical offset. ``now``: the current
-        slot, to which messages that are already due are added.
+        """Add a unit for a message in the timer topic, whose record has ``size`` bytes. ``due``:
+        when the message is due (ms); ``now``: the current slot, which also gets messages that are
+        already due.
         Raises: StoreIOError.
         """
         window = _WINDOW * self.precision
@@ -237,7 +240,9 @@ class OpenTimerFiles:
         self._point(moment // self.precision, at, magic)
 
     def _room(self) -> int:
-        """Return the start of the file into which the next unit is written."""
+        """Return the start of the file that has space for the next unit; create the file if it does
+        not exist.
+        """
         base = self.end // self._size * self._size
         room = base + self._size - self.end
         if base in self._files and room < UNIT_SIZE + TAIL.size:
@@ -264,7 +269,7 @@ class OpenTimerFiles:
     # -- progress -----------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Write the progress, if it changed. Raises: StoreIOError."""
+        """Write the progress to its file if it has changed. Raises: StoreIOError."""
         check = self._check._replace(
             last_read_time_ms=self.read, last_timer_log_flush_pos=self.end,
             last_timer_queue_offset=self.queue, master_timer_queue_offset=self.queue)
@@ -276,7 +281,7 @@ class OpenTimerFiles:
                 raise StoreIOError.from_oserror(error, TIMERCHECK, "write") from None
 
     def close(self) -> None:
-        """Write everything to the disk. Raises: StoreIOError."""
+        """Flush all files to disk, and close them. Raises: StoreIOError."""
         try:
             for file in self._files.values():
                 os.fsync(file)

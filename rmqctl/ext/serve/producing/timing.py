@@ -1,8 +1,8 @@
-"""Timed messages of a 5.x store: each gets a slot in the timer wheel, and is stored in its own
+"""Timed messages of a 5.x store: a message gets a slot in the timer wheel, and is stored in its own
 queue when it is due (spec: timer-and-others-5x.md §1).
 
-Timed messages wait in the timer topic. `OpenTimerFiles` writes a broker's timer files, so that a
-broker can continue. Recalled messages are detected when their slot is read.
+Until then, it waits in the timer topic. `OpenTimerFiles` writes the files of a broker's timer, so that
+a broker can continue. Recalled messages are detected when their slot is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqctl.store.objects import java_text
 
 _ENQUEUED, _DEQUEUED, _ROLLED = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"
 _NEVER_ENQUEUED = str((1 << 63) - 1)
-"""The enqueue time that a broker writes for a message that was due before a slot was assigned."""
+"""The enqueue time that a broker writes if a message was already due when it got a slot."""
 _PAGE = 32
 _AT_ONCE = 1024
 """Maximum number of messages that are stored in one turn."""
@@ -45,7 +45,9 @@ HANDLE_VERSION = "v1"
 
 
 def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | OutgoingBatch:
-    """Return a timed message in its waiting form; any other message unchanged."""
+    """Return a timed message in the form in which it waits in the timer topic; return any other
+    message unchanged.
+    """
     if "TIMER_D" not in message.properties or message.topic == props.TIMER_TOPIC:
         return message
     properties = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
@@ -60,7 +62,9 @@ def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | Outgo
 
 
 def recall_handle(message: Outgoing, broker: str) -> str | None:
-    """Return the handle by which a waiting message can be recalled; None if it does not wait."""
+    """Return the handle with which a producer can recall a waiting message; None for other
+    messages.
+    """
     if message.topic != props.TIMER_TOPIC:
         return None
     properties = props.parse(message.properties)
@@ -82,19 +86,19 @@ class Timers:
     writer: Writer
     files: OpenTimerFiles | None = None
     _new: bool = False
-    """True if there may be messages without a slot."""
+    """Whether the timer topic may contain messages without a slot."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
-    """The units of the current slot that were not read yet."""
+    """The units of the current slot that are still to be read."""
     _wanted: array[int] | None = None
-    """The positions of the units to store, the next one last."""
+    """Positions of the current slot's units whose messages must be stored; the next one is last."""
     _recalled: set[int] = field(default_factory=set)
-    """Hashes of the keys of recalled messages."""
+    """Hashes of the topics and keys of messages recalled in the current slot."""
     _flying: int = 0
     _soon: asyncio.Handle | None = None
     _ended: bool = False
 
     def load(self) -> None:
-        """Continue the timer if the store has a timer. Raises: StoreIOError, RefusedError."""
+        """Continue the timer of the store, if it has one. Raises: StoreIOError, RefusedError."""
         store = self.writer.source.store
         if (props.TIMER_TOPIC, 0) in store.known_queues or os.path.exists(store.path("timerwheel")):
             self.files = self._open()
@@ -153,8 +157,8 @@ class Timers:
             self.deliver()
 
     def finish(self) -> None:
-        """Store all messages of the current slot, so that none is delivered twice. Later messages
-        get their slot at the next start.
+        """Store all messages of the current slot before the server ends, so that none is delivered
+        twice. Later messages get their slot when the server starts again.
         """
         self._ended = True
         files, late = self.files, time.monotonic() + _MAX_END_S
@@ -168,7 +172,7 @@ class Timers:
                 files.read += files.precision
 
     def close(self) -> None:
-        """Stop as a broker does. Raises: StoreIOError."""
+        """Close the timer files as a broker does at shutdown. Raises: StoreIOError."""
         if self.files is not None:
             self.files.close()
             self.files = None
@@ -176,7 +180,7 @@ class Timers:
     # -- into the wheel -----------------------------------------------------------------------
 
     def _enqueue(self, files: OpenTimerFiles, now: int, late: float) -> bool:
-        """Assign slots to messages of the timer topic. Return whether messages are left."""
+        """Assign slots to messages of the timer topic. Return whether more messages need a slot."""
         key = props.TIMER_TOPIC, 0
         queue = self.writer.queue(key) or self.writer.source.queue(*key)
         files.queue = min(max(files.queue, queue.first), queue.end)
@@ -203,8 +207,8 @@ class Timers:
         return None if raw is None else decode(raw)
 
     def _walk(self, files: OpenTimerFiles, wanted: array[int], late: float) -> bool:
-        """Read the units of the current slot. Return whether all were read. For a unit of a delete
-        message, add the key of the recalled message.
+        """Read units of the current slot: remember which messages to store, and which messages were
+        recalled. Return whether all units were read.
         """
         assert self._walking is not None
         for number, (position, unit) in enumerate(self._walking):
@@ -220,7 +224,7 @@ class Timers:
         return True
 
     def _put_some(self, files: OpenTimerFiles, wanted: array[int], late: float) -> bool:
-        """Store the next messages of the slot. Return whether the slot is finished."""
+        """Store the next messages of the current slot. Return whether all of them are stored."""
         for _ in range(_AT_ONCE):
             if not wanted:
                 return True
@@ -238,8 +242,8 @@ class Timers:
         return not wanted
 
     def _due(self, unit: UnitRecord, record: Record) -> Outgoing | None:
-        """Return the message to store: in its own queue, or again in the timer topic. Return None
-        if the message was recalled, or does not name a valid original queue.
+        """Return the message to store for a unit: in its own queue, or in the timer topic again.
+        Return None if the message was recalled, or has no valid original queue.
         """
         profile = self.writer.settings.profile
         text, rolls = java_text(record.properties), bool(unit.magic & MAGIC_ROLL)

@@ -1,8 +1,9 @@
 """Transactions: half messages, commit and rollback (spec: remoting.md §3.4, recovery.md §10).
 
-A half message waits in a topic of its own. An op message with the half message's queue offset ends
-the transaction; before that, a commit stores the message in its own queue. Only the op message
-marks a transaction as ended, so only transactions that are just being ended are kept in memory.
+A half message waits in the half topic. An op message that contains the half message's queue offset
+ends the transaction; before the op message, a commit stores the message in its own queue. Only op
+messages mark transactions as ended, so only transactions whose op message is not stored yet are
+kept in memory.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from rmqctl.store.objects import java_text
 _OP_S = 3.0
 """Seconds for which a 5.x broker collects ended transactions for one op message."""
 Read = Callable[[int], bytes | memoryview | None]
-"""Returns the complete record at a physical offset, or None."""
+"""Function that returns the complete record at a physical offset; None if it does not exist."""
 
 
 def is_half(properties: str) -> bool:
-    """Return whether a message is sent as the first half of a transaction."""
+    """Return whether a message's properties mark it as a half message of a transaction."""
     return props.PREPARED in properties and (
         props.parse(properties).get(props.PREPARED, "").lower() == "true")
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
-    """Return a half message in its waiting form; its properties are those that the producer
-    sent.
+    """Return a half message in the form in which it waits in the half topic. Its properties must be
+    those that the producer sent.
     """
     text = prepare(message.properties, settings, unique_id, rebuilt=True)
     properties = JavaMap.from_properties(text, settings.profile.map_capacity)
@@ -66,13 +67,15 @@ class Transactions:
     writer: Writer
     raw_at: Read
     ending: set[int] = field(default_factory=set)
-    """Queue offsets of ended half messages whose op message is not written yet."""
+    """Queue offsets of half messages whose transaction has ended, but whose op message is not
+    stored yet.
+    """
     _unwritten: list[int] = field(default_factory=list)
     _size: int = 0
     _timer: asyncio.TimerHandle | None = None
 
     def half(self, message: Outgoing) -> Outgoing:
-        """Return a transaction's message in the form in which it is stored."""
+        """Return a half message in the form in which it is stored."""
         properties = self.writer.properties
         return half(replace(message, properties=properties.sent(message.properties)),
                     self.writer.settings, properties.unique_id)
@@ -80,8 +83,8 @@ class Transactions:
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:
         """Commit or roll back the half message at a physical offset and queue offset. ``asked``:
-        whether its producer was asked for the outcome. ``then`` is called with the result of the
-        put; None if nothing is stored.
+        whether the producer was asked for the outcome. ``then`` is called with the result of
+        storing the committed message; with None if nothing is stored.
         Raises: Failed.
         """
         # Refuse what a broker refuses.
@@ -138,7 +141,7 @@ class Transactions:
             self._timer = asyncio.get_running_loop().call_later(_OP_S, self.flush)
 
     def flush(self) -> None:
-        """Store the op message of ended transactions, if there are any."""
+        """Store the op message for all ended transactions that do not have one yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

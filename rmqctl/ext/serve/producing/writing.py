@@ -1,8 +1,8 @@
-"""The store of a writable server: messages are stored through the engine's put path.
+"""The store of a writable server. The engine stores messages as a broker does.
 
-Messages that arrive in one turn of the event loop are stored together. Their consume queue entries
-are kept in memory at first; entries are written to disk later, in batches, and the store is then
-reopened.
+Messages that arrive in the same turn of the event loop are stored together. Their consume queue
+entries are first kept in memory only. They are written to disk later, many at a time; then the
+store is reopened.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from rmqctl.parse_values import now_ms
 
 _MAX_ROWS = 50_000
 _SETTLE_S = 2.0
-"""Maximum time (seconds) that entries of ordinary messages are only in memory, and their maximum
-number.
+"""Maximum number of seconds for which entries are kept in memory only, and maximum number of such
+entries.
 """
 _MAX_PENDING = 64 << 20
 """Maximum bytes of messages that wait to be stored."""
 _SMALL = 1000
-"""Bytes of memory that a waiting message takes besides its body."""
+"""Memory in bytes of a waiting message, in addition to its body."""
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 _TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
 _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
-"""Substrings of property names with which a message gets entries in other queues."""
+"""Parts of property names with which a message gets entries in other queues than its own."""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 _Pending = tuple[Message, Then, int | None]
@@ -56,7 +56,9 @@ _Pending = tuple[Message, Then, int | None]
 
 @dataclass(slots=True)
 class TailQueue:
-    """A queue, including entries added since its store was opened."""
+    """A queue with the entries that the store had when it was opened, and the entries added since.
+    ``start``: the queue offset of the first added entry.
+    """
 
     stored: ServedQueue
     log: LogReader
@@ -77,7 +79,9 @@ class TailQueue:
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """Return messages from disk first, then messages added since."""
+        """Return messages from ``offset`` on: either messages whose entries are on disk, or
+        messages added since the store was opened.
+        """
         # Entries on disk, and offsets outside the queue.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
@@ -110,14 +114,14 @@ class TailQueue:
                       records, len(records))
 
     def add(self, physical: int, size: int, tags: int) -> None:
-        """Add the entry of a message at the end."""
+        """Append the entry of a message."""
         self.physical.append(physical)
         self.sizes.append(size)
         self.tags.append(tags)
 
     def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
-        """Return the queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` does;
-        ``stored`` is its result for the messages on disk, if there are any.
+        """Return the queue offset for a store time (ms), as `rmqctl.broker.offset_by_time` does.
+        ``stored``: that function's result for the entries on disk; None without a result.
         """
         if upper:
             place = bisect_right(range(len(self.physical)), when, key=self._time) - 1
@@ -134,7 +138,7 @@ class TailQueue:
 class Writer:
     """Stores messages in an open store. ``arrived`` is called with each queue that got messages,
     ``scheduled`` with the level of each delayed message, ``timed`` for each timed message.
-    ``received`` counts messages by the topic that they were sent to.
+    ``received``: number of messages by the topic to which they were sent.
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups,
@@ -147,7 +151,7 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None
         self.makes_groups = True
-        """True if a group is created when its first consumer connects
+        """Whether the connection of a group's first consumer creates the group
         (autoCreateSubscriptionGroup).
         """
         self.failure: str | None = None
@@ -180,12 +184,14 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether too many messages wait to be stored to accept more."""
+        """Return whether too many messages already wait to be stored, so that new messages must be
+        refused.
+        """
         return self._pending_size > _MAX_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
-        """Store a message with the others of this turn; ``then`` gets its result. ``tags``: the
-        tags code of a message that has just one entry, in its own queue.
+        """Store a message, together with the others of this turn; then call ``then`` with its
+        result. ``tags``: the tags code, if the message gets exactly one entry, in its own queue.
         """
         self._pending_size += _SMALL + (sum(len(inner.body) for inner in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))
@@ -195,7 +201,7 @@ class Writer:
 
     def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
                  size: int) -> None:
-        """Store several single messages with one entry each, as `put` does; ``size``: bytes of
+        """Store several single messages with one entry each, like `put`. ``size``: total bytes of
         their bodies.
         """
         if not self._pending and self._running is None:
@@ -221,7 +227,9 @@ class Writer:
 
     async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
                              pending: list[_Pending], messages: list[Message]) -> None:
-        """Store messages with one fsync; messages that arrive meanwhile wait for the next fsync."""
+        """Store messages with one fsync in another thread. Messages that arrive meanwhile are
+        stored with the next fsync.
+        """
         results = await loop.run_in_executor(None, self._results, messages)
         self._running = None
         self._answer(pending, results)
@@ -270,8 +278,8 @@ class Writer:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Keep the entries of stored messages in memory. If the entries cannot be derived here,
-        read them, and the topics, from disk.
+        """Add the entries of a stored message to its queue in memory. If the entries cannot be
+        determined here, entries and topics must be read from disk after the next `settle`.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -322,7 +330,9 @@ class Writer:
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
-        """Register a topic with this queue in memory, as it will be read from disk later."""
+        """Register a topic with this queue in memory. The next read of the configuration confirms
+        it.
+        """
         config = self.source.topics.get(topic)
         if config is not None and config.read_queues > queue_id:
             return
@@ -334,13 +344,13 @@ class Writer:
 
     @property
     def levels(self) -> delay.Levels:
-        """Milliseconds of each delay level."""
+        """Duration of each delay level in milliseconds."""
         return delay.parse_levels(self.settings.message_delay_level)
 
     # -- reading ------------------------------------------------------------------------------
 
     def queue(self, key: QueueKey) -> TailQueue | None:
-        """Return a queue that has entries not on disk yet; None for any other queue."""
+        """Return a queue that has entries in memory only; None for all other queues."""
         return self._tails.get(key)
 
     def settle(self) -> None:
@@ -353,13 +363,13 @@ class Writer:
         self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
 
     def settle_in_time(self) -> None:
-        """Call `settle` if some seconds have passed since the last call."""
+        """Call `settle` if entries are in memory only and the last call was some seconds ago."""
         if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
             self.settle()
 
     def settle_now(self) -> None:
-        """Call `settle` before an index lookup, so that new messages are found, unless a thread is
-        storing messages.
+        """Call `settle` so that an index lookup finds new messages, unless a thread is storing
+        messages.
         """
         if self._unsettled and self._running is None:
             self.settle()
@@ -385,7 +395,7 @@ def _delay_level(own_properties: dict[str, str]) -> int:
 
 
 def _has_other_rows(values: dict[str, str]) -> bool:
-    """Return whether the put path may store a message in another queue, or in several."""
+    """Return whether messages with these properties may be stored in another or several queues."""
     return any(name in values for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
         properties.TIMER_OUT_MS not in values and any(name in values for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
@@ -396,8 +406,9 @@ def _text(raw: bytes | str) -> str:
 
 
 def delivered(record: Record) -> Record | None:
-    """Return a delayed message as it is stored when due: unchanged, in its own queue. Return None
-    if the message does not name its queue, or names the half topic: a broker discards it.
+    """Return a delayed message as it is stored when it is due: unchanged, in its original queue.
+    Return None if the message does not name this queue, or names the half topic: brokers discard
+    such a message.
     """
     own_properties = properties.parse(_text(record.properties))
     topic = own_properties.get(properties.REAL_TOPIC, "")

@@ -1,5 +1,5 @@
 """RocketMQ's remoting protocol: frames, commands, and the table of requests.
 
-Converts bytes to commands and back. Only the small client in `client` uses sockets; no module here
-uses stores.
+The modules convert bytes to commands and back, and use no stores. Only `client`, a small client,
+uses sockets.
 """

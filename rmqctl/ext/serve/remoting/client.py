@@ -21,7 +21,7 @@ from rmqctl.parse_values import Address
 
 
 class Client:
-    """A connection to a server. Use as a context manager."""
+    """A connection to a server, to be used as a context manager."""
 
     def __init__(self, address: Address, timeout: float = 10.0,
                  keys: tuple[str, str] | None = None) -> None:
@@ -32,7 +32,7 @@ class Client:
         self._opaque = 0
         self._keys = keys
         self.unsolicited: list[Command] = []
-        """Requests that the server sent on its own."""
+        """Requests that the server has sent to this client."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +46,7 @@ class Client:
 
     def send(self, request: str | int, body: bytes | dict[str, Any] = b"", *,
              ext: Mapping[str, object], flag: int = 0) -> int:
-        """Send a request by name or code. Return its number (opaque)."""
+        """Send a request, given by name or code. Return the request's number (``opaque``)."""
         self._opaque += 1
         code = CODE_OF[request] if isinstance(request, str) else request
         fields = {name: _text(value) for name, value in ext.items()}
@@ -58,11 +58,13 @@ class Client:
         return self._opaque
 
     def one_way(self, request: str | int, **ext: object) -> None:
-        """Send a request that gets no response."""
+        """Send a one-way request, which gets no response."""
         self.send(request, flag=ONE_WAY, ext=ext)
 
     def receive(self) -> Command:
-        """Return the next command from the server. Raises: EOFError if it closed the connection."""
+        """Return the next command from the server. Raises: EOFError if the server closed the
+        connection.
+        """
         while True:
             frame = self._frames.next()
             if frame is not None:
@@ -90,8 +92,8 @@ class Client:
     def send_pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
                   group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
                   ) -> int:
-        """Send a pull with its own filter that waits up to ``wait_ms`` for messages. Return its
-        number (opaque).
+        """Send a pull that contains a filter and waits for messages for up to ``wait_ms``. Return
+        the request's number (``opaque``).
         """
         return self.send("PULL_MESSAGE", ext={
             "consumerGroup": group, "topic": topic, "queueId": queue_id, "queueOffset": offset,

@@ -1,8 +1,8 @@
 """The requests to a name server or a broker, as a table (spec: remoting.md §2, §3).
 
-A line of the table is a code, its name and its fields: ``name`` is a text, ``name:int`` and
-``name:long`` are numbers, ``name:bool`` a boolean; ``!`` marks a required field. ``~`` before a
-request's name marks a request that changes more than consumer offsets.
+Each line of the table contains the code, the name and the fields of a request: ``name`` is a text
+field, ``name:int`` and ``name:long`` are numbers, ``name:bool`` is a boolean; ``!`` marks a
+required field. ``~`` before the name marks a request that changes more than consumer offsets.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ PUSH_REPLY_MESSAGE_TO_CLIENT = 326
 
 
 class Status(IntEnum):
-    """The code of a response."""
+    """The status code of a response."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -167,7 +167,7 @@ class Status(IntEnum):
 
 
 class Failed(Exception):  # noqa: N818 - it ends a request with a response, not an error
-    """Ends a request with an error code, and a remark that gives the reason."""
+    """Raised to end a request with a status code; ``remark``: the reason."""
 
     def __init__(self, status: int, remark: str) -> None:
         super().__init__(remark)
@@ -181,8 +181,8 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 
 @dataclass(frozen=True)
 class RequestCode:
-    """One line of the table. ``fields``: (kind, whether required) by name in the header. ``long``:
-    full names by one-letter name.
+    """A request of the table. ``fields``: for each header field, its kind and whether it is
+    required; ``long``: the full names of one-letter fields.
     """
 
     code: int
@@ -193,7 +193,7 @@ class RequestCode:
 
     @cached_property
     def form(self) -> type[msgspec.Struct]:
-        """The fields of a header in the form that most clients write."""
+        """A class for the header fields of the request, in the form that most clients write."""
         fields: list[tuple[str, Any, Any]] = []
         for name, (kind, required) in self.fields.items():
             of_kind = _KINDS[kind]
@@ -204,10 +204,10 @@ class RequestCode:
                                  rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Return the fields of a header by long name, converted to their kinds; missing fields are
-        None.
-        Raises: Failed for an invalid value, and for an unpaired surrogate (valid in JSON, but not
-        in UTF-8), except in ``properties``.
+        """Return the header fields of a request by full name, converted to their kinds; missing
+        fields are None.
+        Raises: Failed for an invalid value. Fields other than ``properties`` must not contain
+        unpaired surrogates, which are valid in JSON, but not in UTF-8.
         """
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (
@@ -220,7 +220,8 @@ class RequestCode:
             return self._read(ext)
 
     def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields one by one, to name an invalid field, and accept more texts as booleans.
+        """Convert the fields one by one: this finds the invalid field, and accepts more texts as
+        booleans.
         Raises: Failed.
         """
         values: dict[str, Any] = {}
