@@ -1,4 +1,4 @@
-"""The server: its sockets and its periodic tasks, in one thread with one event loop."""
+"""The server: its sockets and periodic tasks, run by one thread with one event loop."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from rmqctl.ext.serve.grpc.server import Proxy
 
 Save = Callable[[], Callable[[], None] | None]
-"""Returns a function that writes the current consumer offsets, and that may run in another thread;
-None if nothing changed. Both functions raise StoreIOError, RefusedError.
+"""Function that prepares saving the consumer offsets. It returns a function that writes them,
+possibly in another thread; None if they have not changed. Both functions raise StoreIOError,
+RefusedError.
 """
 _LOOK_S = 1.0
 _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""Maximum number of connections that wait to be accepted, and that are accepted in one turn."""
+"""Maximum number of connections that the system queues, and that are accepted in one turn."""
 _LAST_PORT = 65_535
 _RECEIVED = 256 << 10
-"""Maximum bytes per receive call."""
+"""Maximum number of bytes received per call."""
 _SIZABLE = 8 << 20
-"""Bytes of freed memory above which memory is returned to the operating system."""
+"""Number of bytes that must have been freed before memory is returned to the operating system."""
 
 
 @dataclass(eq=False)
 class Server:
-    """The brokers of a cluster, each on its own port. Every port also answers for the name
-    server.
+    """The brokers of a cluster, each on a separate port. Every port also serves requests to the
+    name server.
     """
 
     brokers: Sequence[Broker]
@@ -53,13 +54,13 @@ class Server:
     problem: Callable[[str], None] = lambda _text: None
     once_idle: float | None = None
     proxy: Proxy | None = None
-    """The service for 5.x clients, if enabled."""
+    """The gRPC service for 5.x clients, if enabled."""
     fast: Address | None = None
-    """Another address of the first broker for old clients, two ports below its own, if that port is
-    free (spec: remoting.md §1.5).
+    """A second address of the first broker, for old clients: two ports below the first address. It
+    is only used if this port is free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
-    """Callback, called each second and again at the end."""
+    """Callback, called once a second and at the end."""
     connections: set[ClientConnection] = field(default_factory=set)
     pipes: set[Pipe] = field(default_factory=set)
     """Connections of 5.x clients."""
@@ -69,19 +70,19 @@ class Server:
     """Number of connections closed because of invalid data."""
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
-    """The receive buffer that all connections share; its bytes are consumed at once."""
+    """The receive buffer that all connections share; received bytes are copied from it at once."""
     answered: list[ClientConnection] = field(default_factory=list)
-    """Connections with responses to send at the end of this turn."""
+    """Connections whose collected responses are sent at the end of this turn."""
     turns: Turns = field(default_factory=lambda: Turns(
         lambda work: asyncio.get_running_loop().call_soon(work)))
     intake: Intake = field(default_factory=lambda: Intake(
         lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    """The single thread that writes consumer offsets, so that no two writes overlap."""
+    """The thread that writes consumer offsets; a single thread, so that no two writes overlap."""
     _resident: int = 0
-    """The minimum memory of the process so far; gRPC uses memory that is not counted elsewhere."""
+    """The lowest memory use of the process so far (bytes), to detect memory that gRPC has freed."""
     _problem: str | None = None
-    """The last reported problem, so that a continuing problem is reported only once."""
+    """The last problem reported, so that a persistent problem is reported only once."""
 
     def __post_init__(self) -> None:
         part = self.limits.part
@@ -89,14 +90,14 @@ class Server:
         for broker in self.brokers:
             broker.waits.part = part
         self.unfinished = Shared(self.limits.held, part)
-        """Bytes of frames that are incomplete, or wait for their turn."""
+        """Bytes of frames that are incomplete or wait for their connection's turn."""
         self.unsent = Shared(self.limits.unsent_in_all, part)
         """Bytes of responses that clients have not read."""
 
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set, or no client was connected for ``once_idle`` seconds. Each
-        broker listens on a socket from `bind`.
+        """Serve clients until ``stop`` is set, or no client has been connected for ``once_idle``
+        seconds. ``sockets``: a socket from `bind` for each broker.
         Raises: StoreIOError if a store can no longer be written to.
         """
         # Listen on all ports, on that of gRPC last.
@@ -147,8 +148,8 @@ class Server:
 
     async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
                      ) -> asyncio.Server:
-        """Listen on a socket. The event loop accepts at most as many connections at once as its
-        backlog; the system queues the others.
+        """Listen on a socket. The event loop accepts as many connections at once as the backlog
+        passed to it, so this backlog is small; the system's queue is longer.
         Raises: OSError.
         """
         server = await asyncio.get_running_loop().create_server(
@@ -158,7 +159,7 @@ class Server:
 
     @property
     def failure(self) -> str | None:
-        """The reason why a store can no longer be written to; None if all stores can."""
+        """The reason why a store can no longer be written to; None if all stores are writable."""
         return next((broker.writer.failure for broker in self.brokers
                      if broker.writer is not None and broker.writer.failure is not None), None)
 
@@ -181,8 +182,8 @@ class Server:
             self.problem(problem)
 
     def send_soon(self, connection: ClientConnection) -> None:
-        """Schedule a connection's responses, and any that follow, to be sent at the end of this
-        turn.
+        """Send a connection's collected responses at the end of this turn, including those added
+        until then.
         """
         if not self.answered:
             asyncio.get_running_loop().call_soon(self._send_answers)
@@ -219,8 +220,8 @@ class Server:
             self._resident = min(self._resident, malloc_tuning.resident())
 
     def end_unfinished(self) -> None:
-        """Close connections with incomplete requests if the total size of incomplete requests is
-        too large.
+        """If incomplete requests take up too much memory in total, close connections that have sent
+        them.
         """
         self.unfinished.make_room(holder for holder in self._all() if holder.held)
 
@@ -228,8 +229,8 @@ class Server:
         return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
-        """Close connections that do not read responses if the total size of unread responses is too
-        large.
+        """If unread responses take up too much memory in total, close connections that do not read
+        them.
         """
         paused = [client for client in self.connections if client.is_full]
         for connection in paused:
@@ -268,7 +269,7 @@ class Server:
 
 
 def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
-    """Return (address, socket) for ``count`` brokers.
+    """Bind a socket for each of ``count`` brokers. Return the addresses and sockets.
     Raises: StoreIOError if a port is not available, UsageError if there are not enough ports.
     """
     if listen.port + count - 1 > _LAST_PORT:

@@ -1,4 +1,4 @@
-"""Open stores as brokers of one server."""
+"""Opening of the stores to serve, as the brokers of one server."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class RequestedStore:
-    """A store to serve: its path, how to open it, and the address for clients. ``folders``: log
-    folders that the user named; ``outside``: folders outside the store that may be written to.
+    """A store to serve. ``root``: its path; ``open``: function that opens it; ``address``: the
+    broker's address for clients; ``folders``: log folders that the user named; ``outside``: folders
+    outside the store that may be written to.
     """
 
     root: str
     open: Callable[[], Store]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
     name: str | None = None
-    """The broker's name; None to derive a name from its number."""
+    """The broker's name; None to derive a name from the store's position in the list."""
     folders: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """The settings for serving stores. ``start``: see `Broker`; ``stored``: whether to use the
-    consumer offsets in the stores. ``retry_memory``: bytes for messages sent back to each read-only
-    broker.
+    """Settings for serving stores. ``start``: see `Broker`; ``stored``: whether to use the consumer
+    offsets in the stores; ``retry_memory``: for each read-only broker, maximum bytes of memory for
+    messages that consumers send back.
     """
 
     view: str = "disk"
@@ -64,7 +65,7 @@ class ServeSettings:
 def open_brokers(wanted: Sequence[RequestedStore], settings: ServeSettings,
                  on_event: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
-    """Return (brokers, function that saves their consumer offsets).
+    """Return the brokers, and the function that saves their consumer offsets.
     Raises: NotAStoreError, StoreIOError, FormatError, UsageError.
     """
     if len({os.path.realpath(store.root) for store in wanted}) < len(wanted):
@@ -135,8 +136,8 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: ServeSettings,
 
 
 def _join(broker: Broker, writer: Writer) -> None:
-    """Connect a writer with its broker, and start the delayed, timed and half messages of its
-    store.
+    """Connect a writer with its broker, and continue the delivery of the store's delayed and timed
+    messages and the checks of its half messages.
     """
     from rmqctl.ext.serve.producing.checking import Checks
     from rmqctl.ext.serve.producing.delaying import Delays

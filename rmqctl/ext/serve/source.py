@@ -1,4 +1,4 @@
-"""A served store directory: opened read-only, and reopened when it has changed."""
+"""A served store directory. It is opened read-only, and reopened when it has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rmqctl.store.store import Store
 LMQ_FILE = "lmqConsumerOffset.json"
 _MAX_COUNTED = 1_000_000
 MAX_QUEUES = 1 << 16
-"""Maximum number of queues of a topic; further ones are neither served nor accepted."""
+"""Maximum number of queues of a topic; queues with higher ids are neither served nor created."""
 READ, WRITE = 4, 2
 """Bits of a topic's permission."""
 
@@ -47,25 +47,28 @@ class ServedTopic:
 
 @dataclass
 class ServedStore:
-    """An open store, with a cache of what requests need. ``kind``: ``disk``, ``broker`` or
-    ``auto``, see `rmqctl.broker.view.view_of`. ``pages``: shared by all stores of a server.
+    """An open store, with a cache of what requests need. ``kind``: which view of the store to
+    serve: ``disk``, ``broker`` or ``auto``, see `rmqctl.broker.view.view_of`. ``pages``: cache that
+    all stores of a server share.
     """
 
     open_store: Callable[[], Store]
     kind: str
     pages: PageCache
     is_own: bool = False
-    """True if no other process writes to the store: consumer offsets are read once."""
+    """Whether only this process writes to the store, so that its consumer offsets are read only
+    once.
+    """
     kept: dict[str, object] = field(default_factory=dict)
-    """`stat_of` values of the files of ``config/`` that this process wrote."""
+    """The `stat_of` values of those files in ``config/`` that this process wrote."""
     groups_that_stand: set[str] = field(default_factory=set)
-    """The groups in ``consumerOffset.json``."""
+    """The groups that have offsets in ``consumerOffset.json``."""
     _again: bool = False
-    """True to reopen the store although it has not changed: entries may be written after their
-    messages.
+    """Whether to reopen the store once more, even without a change: entries may be written later
+    than the messages that they point to.
     """
     problem: str | None = None
-    """The reason why the store could not be reopened; the earlier state is served meanwhile."""
+    """The reason why the store could not be reopened; its earlier state is served meanwhile."""
     _queues: dict[tuple[str, int], ServedQueue] = field(default_factory=dict)
     _config: dict[str, ConfigFile] = field(default_factory=dict)
 
@@ -96,8 +99,8 @@ class ServedStore:
     # -- change -------------------------------------------------------------------------------
 
     def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
-        """Reopen the store if it has changed; return True if it was reopened. With ``force``,
-        reopen it in any case; without ``topics``, keep the topics and groups.
+        """Reopen the store if it has changed. Return whether it was reopened. ``force``: reopen it
+        in any case; ``topics``: whether to read topics and groups again.
         """
         stamp = self._stamp()
         if stamp == self._seen and not force and not self._again:
@@ -121,8 +124,8 @@ class ServedStore:
         return True
 
     def _stamp(self) -> object:
-        """Return a value that changes when the store is written to: sizes and times of the last
-        files.
+        """Return a value that changes whenever the store is written to, from sizes and times of
+        folders and of the last log files.
         """
         root = self.store.root
         places = [*self.store.log_folders, *(os.path.join(root, name) for name in (
@@ -132,8 +135,8 @@ class ServedStore:
         return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
-        """Return the number of messages after the last entry, which are not served, up to
-        `_MAX_COUNTED`.
+        """Return the number of messages after the last message with a consume queue entry; they are
+        not served. Stop counting at `_MAX_COUNTED`.
         Raises: StoreIOError.
         """
         count = 0
@@ -151,7 +154,7 @@ class ServedStore:
     # -- queues -------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> ServedQueue:
-        """Return one queue to pull from. Raises: StoreIOError if it cannot be read."""
+        """Return a queue from which clients can pull. Raises: StoreIOError if it cannot be read."""
         key = topic, queue_id
         queue = self._queues.get(key)
         if queue is None:
@@ -172,7 +175,7 @@ class ServedStore:
 
     @property
     def log_bounds(self) -> tuple[int, int]:
-        """The store time (ms) of the log's first message, -1 if the log is empty, and the physical
+        """The store time (ms) of the log's first message (-1 if the log is empty), and the physical
         offset of the log's end.
         """
         if self._log_bounds is None:
@@ -189,8 +192,8 @@ class ServedStore:
     # -- configuration ------------------------------------------------------------------------
 
     def config(self, name: str) -> ConfigFile | None:
-        """Return a file of ``config/``, or its replacement in RocksDB; None if it cannot be
-        evaluated.
+        """Return a file of ``config/``, or the configuration in RocksDB that replaces the file;
+        None if the store's layout of the configuration is not supported.
         """
         if "config" in self.store.layout.unread:
             return None
@@ -205,7 +208,7 @@ class ServedStore:
         return () if config is None else config.rows()
 
     def _topics(self) -> dict[str, ServedTopic]:
-        """Return topics by name: topics that are configured, or that have queues."""
+        """Return all topics by name: those that are configured, and those that have queues."""
         topics: dict[str, ServedTopic] = {}
         for row in self.rows("topics.json"):
             topics[row["topic"]] = ServedTopic(
@@ -224,8 +227,8 @@ class ServedStore:
         return topics
 
     def learn(self, name: str, config: Mapping[str, Any]) -> None:
-        """Add or replace a topic that was just created or changed, in the form of
-        ``topics.json``.
+        """Add or replace a topic that was just created or changed. ``config``: the topic's object
+        in ``topics.json``.
         """
         self._config.pop("topics.json", None)
         current = self.topics.get(name)
@@ -238,33 +241,33 @@ class ServedStore:
         self._add_group(self.groups, name)
 
     def forget(self, name: str) -> None:
-        """Remove a topic that was deleted from ``topics.json``."""
+        """Forget a topic that was deleted from ``topics.json``."""
         self._config.pop("topics.json", None)
         self.topics.pop(name, None)
 
     def learn_groups(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add or replace groups, in the form of ``subscriptionGroup.json``."""
+        """Add or replace groups. ``new``: the groups' objects in ``subscriptionGroup.json``."""
         self._config.pop("subscriptionGroup.json", None)
         for name, config in new.items():
             self.groups[name] = {"group": name, **{snake(key): value
                                                    for key, value in config.items()}}
 
     def retry_queues(self, group: str) -> int:
-        """Return the number of queues with which a group's retry topic is created; if it is 0,
-        messages that consumers send back are not delivered again.
+        """Return the number of queues of a group's retry topic when it is created; if it is 0,
+        messages that the group's consumers send back are not delivered again.
         """
         return _count(self.groups.get(group, {}).get("retry_queue_nums"))
 
     @staticmethod
     def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:
-        """Add the group of a retry or dead-letter topic."""
+        """If a topic is a retry or dead-letter topic, add its group."""
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
                 groups.setdefault(topic.removeprefix(prefix), {})
 
     def _groups(self) -> dict[str, dict[str, Any]]:
-        """Return the consumer groups of the configuration, the consumer offsets, and the retry and
-        dead-letter topics.
+        """Return all consumer groups: those in the configuration, those with consumer offsets, and
+        those with a retry or dead-letter topic.
         """
         groups: dict[str, dict[str, Any]] = {
             row["group"]: row for row in self.rows("subscriptionGroup.json")}
@@ -275,7 +278,7 @@ class ServedStore:
         return groups
 
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
-        """Return (group, topic) -> queue id -> committed queue offset."""
+        """Return the stored consumer offsets: (group, topic) -> queue id -> queue offset."""
         offsets: dict[tuple[str, str], dict[int, int]] = {}
         for row in (*self.rows("consumerOffset.json"), *self.rows(LMQ_FILE)):
             if row["group"] is not None and isinstance(row["offset"], int):
@@ -299,7 +302,7 @@ def _names(folder: str) -> list[str]:
 
 
 def stat_of(path: str) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file or folder changes; None if it does not exist."""
+    """Return a value that changes whenever a file or folder changes; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""Numbers of messages sent and delivered in the last minute, hour and day, for a broker's tools
+"""Number of messages sent and delivered in the last minute, hour and day, for administration tools
 (spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
 
-Counts are recorded every 10 seconds, 10 minutes and hour; a sum is the difference between the
-current count and the oldest record.
+For each of these periods, counts are recorded at intervals (10 seconds, 10 minutes, one hour); the
+sum for a period is the difference between the current count and the period's oldest record.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
-"""Name of each period, seconds between two records, and number of records kept."""
+"""Periods: name, interval in seconds between two records, and number of records kept."""
 _SLACK_S = 1.0
-"""Tolerance in seconds: records may be taken a little early."""
+"""Seconds by which a record may be taken too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of messages: sent, by topic; delivered, by group and topic. ``seconds``: monotonic
-    time.
+    """Message counts at a time. ``seconds``: the time (monotonic); ``put``: messages sent, by
+    topic; ``got``: messages delivered, by group and topic.
     """
 
     seconds: float
@@ -41,13 +41,13 @@ class BrokerCounts:
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """Counts of messages sent and delivered at the last two midnights (local time), as brokers
-    report.
+    """Number of messages sent and delivered up to each of the last two midnights (local time), as
+    brokers report them.
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)
 
     def note(self, put: Mapping[str, int], delivered: Mapping[tuple[str, str], int]) -> None:
-        """Record the counts; call it every 10 seconds."""
+        """Record the current counts if it is time; call this function every 10 seconds."""
         now, day = time.monotonic(), time.localtime().tm_yday
         if day != self._day:
             self._day = day
@@ -59,8 +59,8 @@ class BrokerCounts:
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
-        """Return sums and rates of a count; ``count``: its current value, ``before``: returns its
-        value in a record.
+        """Return the sums and rates of a count for all periods. ``count``: the count's current
+        value; ``before``: function that returns its value in a record.
         """
         now = time.monotonic()
         return {name: {"sum": count - before(notes[0]), "tps": (
@@ -68,5 +68,5 @@ class BrokerCounts:
             for name, notes in self.notes.items()}
 
     def rate(self, count: int, before: Callable[[Counts], int]) -> float:
-        """Return the rate per second in the last minute."""
+        """Return a count's rate per second in the last minute; for the parameters, see `of`."""
         return float(self.of(count, before)["statsMinute"]["tps"])

@@ -1,12 +1,13 @@
-"""The order in which requests are answered and connections are read.
+"""The order in which requests are answered and connections are read: fair queuing.
 
-Fair queuing: clients share the time of the event loop, and the bytes that it receives. Each client
-waits until a point in virtual time, which passes more slowly the more clients wait; the wait grows
-with the expected length of the client's turn. So a client with short turns waits briefly, however
-many others wait, and the others still have turns. Time is shared first among client addresses, then
-among the connections of each address, so that many connections of one address get no more than one
-connection of another. The length of a connection's first turn is unknown: each round includes some
-first turns, alternately of the newest and the oldest connection.
+Clients share the time of the event loop, and the number of bytes that it receives. A waiting client
+gets its turn at a certain virtual time. Virtual time passes more slowly the more clients wait. The
+virtual time for which a client waits is proportional to the expected length of its turn. So a
+client with short turns waits only briefly, no matter how many others wait, and clients with long
+turns still get theirs. Time is shared first among client addresses, then among the connections of
+each address, so that many connections of one address get no more time than a single connection of
+another. The length of a connection's first turn is unknown. So each round includes some first
+turns, alternately of the newest and the oldest connection.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 TURN_S = 0.002
-"""Maximum seconds for answering requests of one connection before others have their turn."""
+"""Maximum seconds for answering requests of one connection before other connections get their
+turns.
+"""
 ROUND_S = 0.005
 """Maximum seconds for answering requests before the event loop checks for new data."""
 _MAX_COST_S = 0.005
-"""Maximum seconds that a turn is charged, so that a turn that took long by chance does not delay
-the next one much.
+"""Maximum seconds for which a turn is charged, so that a turn that was long by chance does not
+delay the connection's next turn much.
 """
 ROUND_BYTES = 1 << 20
-"""Bytes of large frames received before the event loop checks for other data."""
+"""Maximum bytes of large frames received before the event loop handles other data."""
 _READERS = 4
-"""Number of connections with large frames that are read in a round, 256 KiB of each."""
+"""Maximum number of connections that are read in a round to receive large frames; up to 256 KiB
+each.
+"""
 _PATIENCE = 4
-"""While others wait, a turn waits for its own length times this factor."""
+"""Factor by which a turn's waiting time (virtual) is longer than the turn's expected length."""
 _MIN_COST_S, _SLOWLY = 1e-5, 0.25
 _MAX_HOSTS = 1024
 
@@ -39,8 +44,8 @@ _Of = TypeVar("_Of")
 
 
 class _Line(Generic[_Of]):
-    """A queue of waiters in virtual time, the next one first. ``now``: the virtual time, each
-    waiter's share of the time used.
+    """A queue of waiters, sorted by the virtual time of their turns. ``now``: the current virtual
+    time; a turn advances it by the turn's cost divided by the number of waiters.
     """
 
     def __init__(self) -> None:
@@ -52,17 +57,21 @@ class _Line(Generic[_Of]):
         return len(self._heap)
 
     def is_first(self, expected: float) -> bool:
-        """Return whether a turn of ``expected`` seconds would come before all waiters."""
+        """Return whether a turn of ``expected`` seconds, requested now, would come before those of
+        all waiters.
+        """
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
     def push(self, expected: float, waiter: _Of) -> int:
-        """Add a waiter. Return the number of its entry."""
+        """Add a waiter whose turn takes ``expected`` seconds. Return the number of the waiter's
+        entry.
+        """
         number = next(self._numbers)
         heappush(self._heap, (self.now + _PATIENCE * expected, number, waiter))
         return number
 
     def pop(self) -> tuple[int, _Of]:
-        """Remove the next waiter. Return (its number, the waiter)."""
+        """Remove the waiter whose turn is next. Return the number of its entry, and the waiter."""
         _, number, waiter = heappop(self._heap)
         return number, waiter
 
@@ -71,8 +80,8 @@ class _Line(Generic[_Of]):
 
 
 class _Host(Generic[_Of]):
-    """An address with its waiting connections. ``entry``: the number of the address's entry, if it
-    waits.
+    """A client address with its waiting connections. ``entry``: the number of the address's current
+    entry in the queue of addresses; None if the address does not wait.
     """
 
     __slots__ = ("entry", "line")
@@ -83,7 +92,7 @@ class _Host(Generic[_Of]):
 
 
 class Hosts(Generic[_Of]):
-    """Waiting addresses, and the waiting connections of each."""
+    """A queue of client addresses, each with a queue of its waiting connections."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Host[_Of]] = {}
@@ -102,7 +111,9 @@ class Hosts(Generic[_Of]):
         return host
 
     def is_first(self, name: str, expected: float) -> bool:
-        """Return whether a turn of the address ``name`` would come before all waiters."""
+        """Return whether a turn for the address ``name``, requested now, would come before those of
+        all waiters.
+        """
         if not self._waiting:
             return True
         host = self._host(name)
@@ -110,7 +121,7 @@ class Hosts(Generic[_Of]):
             len(host.line) == self._waiting or self._line.is_first(expected))
 
     def push(self, name: str, expected: float, waiter: _Of) -> None:
-        """Add a waiter of an address, with the expected length of its turn."""
+        """Add a waiting connection of the address ``name``; its turn takes ``expected`` seconds."""
         host = self._host(name)
         if host.line.is_first(expected):  # an entry of the address that was later counts no more
             host.entry = self._line.push(expected, host)
@@ -118,7 +129,7 @@ class Hosts(Generic[_Of]):
         self._waiting += 1
 
     def pop(self) -> _Of:
-        """Remove and return the next waiter."""
+        """Remove and return the connection whose turn comes next."""
         while True:
             number, host = self._line.pop()
             if number == host.entry:
@@ -129,29 +140,31 @@ class Hosts(Generic[_Of]):
         return waiter
 
     def spent(self, name: str, cost: float) -> None:
-        """Charge an address for the cost of a turn."""
+        """Charge the address ``name`` for the cost of a turn."""
         self._host(name).line.spent(cost)
         self._line.spent(cost)
 
 
 class Worker(Protocol):
-    """A connection with requests. ``host``: see `network_of`; ``turn``: estimated seconds of a
-    turn, None before the first turn.
+    """A connection with requests to answer. ``host``: see `network_of`; ``turn``: expected length
+    of its turn in seconds, None before its first turn.
     """
 
     host: str
     turn: float | None
 
     def work(self, late: float) -> bool:
-        """Answer requests until ``late``, a time of the clock. Return whether requests are left."""
+        """Answer requests until ``late`` (time of the clock). Return whether unanswered requests
+        remain.
+        """
         ...
 
     def in_line(self, *, waits: bool) -> None:
-        """Record that the connection waits for its turn, or has nothing left to do."""
+        """Record whether the connection waits for its turn."""
 
 
 class _Fresh:
-    """Connections that wait for their first turn, taken from each address in turn."""
+    """Connections that wait for their first turn; the addresses take turns."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, deque[Worker]] = OrderedDict()
@@ -164,8 +177,8 @@ class _Fresh:
         self._of.setdefault(worker.host, deque()).append(worker)
 
     def pop(self) -> Worker:
-        """Remove and return the newest or the oldest connection, alternately: if there are too
-        many, most still wait briefly, and none waits forever.
+        """Remove and return the newest or the oldest connection of the next address, alternately:
+        so under overload, most connections still wait only briefly, and none waits forever.
         """
         host, workers = self._of.popitem(last=False)
         self._last = not self._last
@@ -176,8 +189,8 @@ class _Fresh:
 
 
 class Turns:
-    """Shares the time of an event loop. ``soon`` schedules a function after the event loop's next
-    check for new data.
+    """Divides the time of an event loop among connections. ``soon``: schedules a function to run
+    after the event loop has checked for new data.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any],
@@ -188,8 +201,8 @@ class Turns:
         self._begins_soon = False
 
     def come(self, worker: Worker) -> None:
-        """Handle data that arrived for a connection that does not wait: answer it now, or in its
-        turn.
+        """Handle new data of a connection that does not wait for a turn: let the connection answer
+        requests now, or wait for a turn.
         """
         if self._spent < ROUND_S and not (
                 self._fresh if worker.turn is None else
@@ -210,7 +223,7 @@ class Turns:
             self._soon(self._round)
 
     def _turn(self, worker: Worker) -> bool:
-        """Run one turn of a worker. Return whether the worker has more to do."""
+        """Run one turn of a connection. Return whether the connection has more to do."""
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun
@@ -244,7 +257,9 @@ class Turns:
 
 
 class FrameReceiver(Protocol):
-    """A connection that receives a frame. ``missing``: number of bytes still to arrive."""
+    """A connection that receives a large frame. ``missing``: number of bytes by which the frame is
+    incomplete.
+    """
 
     host: str
 
@@ -252,12 +267,12 @@ class FrameReceiver(Protocol):
     def missing(self) -> int: ...
 
     def read_later(self, *, waits: bool) -> None:
-        """Stop or resume reading from the connection."""
+        """Stop reading from the connection if it must wait (``waits``), else resume reading."""
 
 
 class Intake:
-    """Shares the bytes received of incomplete frames: connections are read in turns, and requests
-    are answered in between.
+    """Divides the received bytes of incomplete frames among connections: connections are read in
+    turns, and other requests are answered between the turns.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any]) -> None:
@@ -267,7 +282,7 @@ class Intake:
         self._begins_soon = False
 
     def came(self, reader: FrameReceiver, size: int) -> None:
-        """Count received bytes that end within a frame."""
+        """Count bytes received from a connection whose frame is still incomplete."""
         self._waiting.spent(reader.host, size)
         self._came += size
         if self._came > ROUND_BYTES or self._waiting:
@@ -281,7 +296,9 @@ class Intake:
             self._soon(self._round)
 
     def _round(self) -> None:
-        """Read once from each of a few connections; they wait again if others do."""
+        """Read once from each of a few connections; a connection then waits again if others wait
+        too.
+        """
         self._came, self._begins_soon = 0, False
         for _ in range(_READERS):
             if not self._waiting:

@@ -1,8 +1,8 @@
-"""Commands: requests and responses, read from frames and written to them (spec: remoting.md §1.2,
-§1.3).
+"""Commands (requests and responses): read from frames, and written to frames (spec: remoting.md
+§1.2, §1.3).
 
-Reading is lenient, since clients in many languages write differently; what is written is strict
-JSON, which all clients can read.
+Reading is lenient, because clients in different languages write differently. Writing produces
+strict JSON, which all clients can read.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from rmqctl.ext.serve.remoting.frame import (
 RESPONSE, ONE_WAY = 1, 2
 """Bits of a command's flag."""
 VERSION = 399
-"""The broker version to report (4.9.3); from 232 on, Java clients send SQL filters."""
+"""The broker version to report to clients (4.9.3). Java clients send SQL filters only if it is at
+least 232.
+"""
 LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
 _LENIENT = 1 << 20
-"""Maximum bytes of JSON that is parsed leniently, as fastjson may write it."""
+"""Maximum size in bytes of JSON that is not strict, as fastjson may write it."""
 _BARE_KEY = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
-"""Matches a quoted text, or a word. A word before a colon is a key: old versions of fastjson write
-keys without quotes. Unterminated texts and other words are matched completely: a new attempt at
-each of their bytes would take quadratic time.
+"""Matches a quoted text or a word. A word before a colon is a key, because old versions of fastjson
+write keys without quotes. The pattern also matches unterminated texts and other words completely:
+starting again at each of their bytes would take quadratic time.
 """
 
 
 class Command(msgspec.Struct):
-    """A request or a response. ``ext``: the custom fields of its header, all of type text."""
+    """A request or a response. ``ext``: the custom fields of its header, as texts."""
 
     code: int
     opaque: int = 0
@@ -71,7 +73,7 @@ _LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OT
 
 
 def read_command(frame: Frame) -> Command:
-    """Return the command in a frame. Raises: FrameError if its header cannot be read."""
+    """Read the command in a frame. Raises: FrameError if its header cannot be read."""
     kind, data, body = frame
     if kind == JSON:
         command = _read_json_header(data)
@@ -88,7 +90,7 @@ def read_command(frame: Frame) -> Command:
 
 
 def read_json(data: bytes) -> Any:
-    """Return a JSON value, written strictly or by fastjson. Raises: FrameError."""
+    """Read a JSON value that was written strictly or by fastjson. Raises: FrameError."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -146,7 +148,7 @@ def _read_any_header(data: bytes) -> Command:
 
 
 def text_of(value: Any) -> str:
-    """Return a header field as text, also if a client wrote a number or a boolean."""
+    """Return a header field as text, even if a client wrote it as a number or boolean."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -179,7 +181,7 @@ def write_json(value: Any) -> bytes:
 
 
 class _Head(msgspec.Struct, gc=False):
-    """A header to write, with its fields in the order in which fastjson writes them."""
+    """A header to write; its fields are in the order in which fastjson writes them."""
 
     code: int
     extFields: Mapping[str, str]  # noqa: N815 - its name in the header
@@ -192,7 +194,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 def _write_header(header: _Head) -> bytes:
-    """Return a value as `write_json` does, but several times faster."""
+    """Return a header as strict ASCII JSON, several times faster than `write_json`."""
     try:
         raw = _write_plain(header)
     except (ValueError, msgspec.MsgspecError):  # half a surrogate pair
@@ -205,13 +207,13 @@ def _write_header(header: _Head) -> bytes:
 
 def response_head(opaque: int, code: int, ext: Mapping[str, str], remark: str | None,
                   body_size: int) -> bytes:
-    """Return the bytes of a response before its body."""
+    """Return the bytes of a response that precede its body."""
     return frame_head(_write_header(_Head(
         code, ext, RESPONSE, LANGUAGE, opaque, UNSET if remark is None else remark)), body_size)
 
 
 def write_command(command: Command) -> bytes:
-    """Return all bytes of a command."""
+    """Return the complete frame of a command as bytes."""
     remark = UNSET if command.remark is None else command.remark
     header = _write_header(_Head(command.code, command.ext, command.flag, command.language,
                                  command.opaque, remark, version=command.version))

@@ -1,6 +1,7 @@
-"""Frames of the remoting protocol: extracted from a byte stream, and built (spec: remoting.md §1).
+"""Frames of the remoting protocol: reading them from a byte stream, and building them (spec:
+remoting.md §1).
 
-A frame is its length, the length and kind of its header, the header, and a body.
+A frame consists of its length, the length and kind of its header, the header, and a body.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from construct import Bytes, GreedyBytes, Int8ub, Int16sb, Int32sb, Int32ub, Str
 from rmqctl.formats import layout
 
 JSON, BINARY = 0, 1
-"""The encoding of a header."""
+"""The kinds of headers: the encoding of their content."""
 
 FrameHead = Struct(
     "length" / Int32sb,
@@ -35,27 +36,27 @@ ExtName = Struct("length" / Int16sb)
 ExtValue = Struct("length" / Int32sb)
 
 MAX_FRAME = 16 << 20
-"""Maximum bytes of a frame: default of ``com.rocketmq.remoting.frameMaxLength`` in clients and
+"""Maximum bytes of a frame: the default of ``com.rocketmq.remoting.frameMaxLength`` in clients and
 servers.
 """
 MAX_HEADER = 512 << 10
-"""Maximum bytes of a header: clients write a few KiB, and each field costs time."""
+"""Maximum bytes of a header. Clients write a few KiB; larger headers would take too much time."""
 
 _HEAD = layout.reader(FrameHead, "length", "header")
 HEAD_SIZE = _HEAD.size
 COUNTED = layout.field(FrameHead, "length").size
-"""Size in bytes of the length field; the length does not include the field itself."""
+"""Size in bytes of a frame's length field, which the length does not include."""
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _COMPACT = 1 << 16
 
 
 class FrameError(ValueError):
-    """The received bytes are not a frame; the rest of the stream cannot be parsed."""
+    """The received bytes are not a valid frame; the rest of the stream cannot be parsed either."""
 
 
 class Frame(NamedTuple):
-    """A frame as it arrived. ``kind``: the encoding of the header (`JSON` or `BINARY`)."""
+    """A received frame. ``kind``: the encoding of its header (`JSON` or `BINARY`)."""
 
     kind: int
     header: bytes
@@ -63,24 +64,24 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Extracts frames from received bytes. Holds at most one frame of ``limit`` bytes, and the
-    bytes that arrived together with its end.
+    """Extracts frames from received bytes. Keeps at most one incomplete frame of up to ``limit``
+    bytes, and the bytes received together with the end of this frame.
     """
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self.buffer = bytearray()
-        """The received bytes, from ``at`` on."""
+        """The received bytes; those before position ``at`` were already processed."""
         self.at = 0
 
     @property
     def held(self) -> int:
-        """Number of received bytes not yet returned in a frame."""
+        """Number of received bytes that are not part of a frame already returned."""
         return len(self.buffer) - self.at
 
     @property
     def missing(self) -> int:
-        """Number of bytes that are missing from an incomplete frame; 0 if its length is unknown."""
+        """Number of bytes by which the next frame is incomplete; 0 if its length is unknown."""
         if self.held < HEAD_SIZE:
             return 0
         length, _ = _HEAD.unpack_from(self.buffer, self.at)
@@ -90,7 +91,7 @@ class FrameReader:
         self.buffer += data
 
     def next(self) -> Frame | None:
-        """Return the next complete frame; None until more arrives. Raises: FrameError."""
+        """Return the next frame; None until it is complete. Raises: FrameError."""
         frame = self.peek()
         if frame is None:
             self._compact()
@@ -99,14 +100,14 @@ class FrameReader:
         return frame
 
     def skip(self, end: int) -> None:
-        """Continue at ``end``, after a frame that was read elsewhere."""
+        """Continue at position ``end`` of the buffer, where frames processed by other code end."""
         self.at = end
         if end == len(self.buffer):
             self.buffer.clear()
             self.at = 0
 
     def peek(self) -> Frame | None:
-        """Return the next complete frame without removing it; None until more arrives.
+        """Return the next frame without removing it; None until it is complete.
         Raises: FrameError.
         """
         at, buffer = self.at, self.buffer
@@ -133,7 +134,7 @@ class FrameReader:
 
 
 def frame_head(header: bytes, body_size: int, kind: int = JSON) -> bytes:
-    """Return the bytes of a frame before its body."""
+    """Return the bytes of a frame that precede its body."""
     length = COUNTED + len(header) + body_size
     return _HEAD.pack(length, kind << _LENGTH_BITS | len(header)) + header
 
@@ -145,7 +146,9 @@ _VALUE = struct.Struct(">" + layout.width_of(ExtValue, "length")[1])
 
 
 class Header(NamedTuple):
-    """The content of a header, in either encoding. ``language``: a number or a name."""
+    """The content of a header of either kind. ``language``: the client's language, as a number or
+    name.
+    """
 
     code: int
     language: int | str
@@ -157,7 +160,7 @@ class Header(NamedTuple):
 
 
 def read_binary(data: bytes) -> Header:
-    """Return a header of the kind `BINARY`. Raises: FrameError."""
+    """Read a header of kind `BINARY`. Raises: FrameError."""
     try:
         code, language, version, opaque, flag, size = _START.unpack_from(data)
         remark, at = _text(data, _START.size, size)
@@ -182,7 +185,7 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 def write_binary(header: Header) -> bytes:
-    """Return a `BINARY` header; empty texts count as missing."""
+    """Return a header of kind `BINARY` as bytes; empty texts are written like missing ones."""
     remark = (header.remark or "").encode()
     ext = b"".join(_NAME.pack(len(name)) + name + _VALUE.pack(len(value)) + value
                    for name, value in ((name.encode(), value.encode())

@@ -10,13 +10,13 @@ from rmqctl.ext.serve.remoting.command import VERSION
 
 ACCESS_KEY, SECRET_KEY, SIGNATURE = "AccessKey", "SecretKey", "Signature"
 _ADDED_LATER, _LAST_ADDING_LATER = "_UNIQUE_KEY_QUERY", 399
-"""A field that clients up to 4.9.3 add to a request after signing it."""
+"""A field that clients up to version 4.9.3 add to a request after signing it."""
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret: str, version: int = VERSION) -> bytes:
-    """Return the signature of a request: base64 of the HMAC-SHA1 of the values of its header
-    fields, sorted by name, and its body. ``AccessKey`` is one of the fields. ``version``: the
-    client's version.
+    """Return the signature of a request in base64: the HMAC-SHA1 of the values of its header
+    fields, in the order of the fields' names, followed by its body. ``AccessKey`` is one of the
+    fields. ``version``: the client's version.
     """
     unsigned = (SIGNATURE, *([_ADDED_LATER] if version <= _LAST_ADDING_LATER else ()))
     signed = "".join(ext[name] for name in sorted(ext) if name not in unsigned)

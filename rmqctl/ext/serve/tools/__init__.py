@@ -1,1 +1,1 @@
-"""Handlers of requests from `mqadmin` and the Dashboard."""
+"""Handlers of requests from administration tools: `mqadmin` and the Dashboard."""

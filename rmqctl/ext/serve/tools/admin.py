@@ -1,8 +1,8 @@
-"""Requests of administration tools to a broker: topics, groups, settings, figures and entries
-(spec: remoting.md §3.5).
+"""Handlers of requests from administration tools about a broker's topics, groups, settings,
+statistics and consume queue entries (spec: remoting.md §3.5).
 
-Topics and groups come from the store's configuration; the routes of a read-only server forbid
-sending.
+Topics and groups come from the store's configuration; the routes of a read-only server do not
+permit sending.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
 
 
 def _filled(given: Any, defaults: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """Return a configuration object with all fields that clients read, each with the type of its
-    default.
+    """Return the configuration of a topic or group with exactly the fields in ``defaults``. A field
+    that is missing in ``given``, or has a wrong type, gets its default.
     """
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
@@ -70,7 +70,7 @@ def _topic(broker: Broker, name: str, table: Mapping[str, Any]) -> dict[str, Any
 
 
 def topics(broker: Broker, _call: Call) -> Response:
-    """Return all topics of the store."""
+    """Answer with the configurations of all topics of the store."""
     table = _table(broker, "topics.json", "topicConfigTable")
     return json_response({"dataVersion": _data_version(broker, "topics.json"), "topicConfigTable": {
         name: _topic(broker, name, table) for name in broker.source.topics}})
@@ -86,8 +86,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """Return all groups: configured groups, and groups with consumer offsets or connected members,
-    which a broker would create.
+    """Return the configurations of all groups: configured groups, and groups with consumer offsets
+    or connected members, which a broker would create.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -95,7 +95,7 @@ def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
 
 
 def groups(broker: Broker, _call: Call) -> Response:
-    """Return all consumer groups of the store."""
+    """Answer with the configurations of all consumer groups of the store."""
     return json_response({"dataVersion": _data_version(broker, "subscriptionGroup.json"),
                           "forbiddenTable": {}, "subscriptionGroupTable": _groups(broker)})
 
@@ -109,7 +109,7 @@ def group_config(broker: Broker, call: Call) -> Response:
 
 
 def broker_system_topics(broker: Broker, _call: Call) -> Response:
-    """Return the system topics of a broker."""
+    """Answer with the system topics of a broker."""
     generation, cluster = broker.source.view.generation, broker.cluster.name
     return json_response({"topicList": sorted({
         *system_topics(generation, cluster), broker.name,
@@ -120,7 +120,7 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with all consumer offsets: stored offsets, overridden by offsets committed to this
+    """Answer with all consumer offsets: those in the store, replaced by those committed to this
     server.
     """
     return json_response({"offsetTable": {
@@ -128,12 +128,12 @@ def consumer_offsets(broker: Broker, _call: Call) -> Response:
 
 
 def _delay_offsets(broker: Broker) -> dict[int, int]:
-    """Return delay level -> queue offset up to which its messages were delivered."""
+    """Return, for each delay level, the queue offset before which its messages were delivered."""
     return {row["level"]: row["offset"] for row in broker.source.rows("delayOffset.json")}
 
 
 def delay_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with the progress of delayed messages at the last write of the store."""
+    """Answer with the progress of each delay level, as last written to the store."""
     return json_response({"offsetTable": {
         str(level): offset for level, offset in _delay_offsets(broker).items()}})
 
@@ -151,8 +151,9 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """Return the settings of a similar broker: the store's settings come from its files; the others
-    are a broker's defaults, which `exportConfigs` needs.
+    """Answer with settings as a broker on this store would have them: the store's settings are
+    determined from its files, the others are a broker's defaults (the tool `exportConfigs` needs
+    them).
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
@@ -180,13 +181,13 @@ def broker_config(broker: Broker, _call: Call) -> Response:
 
 
 def namesrv_config(broker: Broker, _call: Call) -> Response:
-    """Return the name server's settings."""
+    """Answer with the name server's settings."""
     return _properties({"listenPort": broker.address.port})
 
 
 def _disk_ratio(path: str) -> float:
-    """Return the used share of a file system as a broker computes it: of the space not reserved for
-    root, in whole percents, rounded up; -1 if unknown.
+    """Return the used share (0 to 1) of a file system, as a broker computes it: relative to the
+    space not reserved for root, and rounded up to whole percents; -1 if unknown.
     """
     try:
         usage = shutil.disk_usage(path)
@@ -197,8 +198,8 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Answer with statistics of the broker since it started serving. The rates for all periods are
-    the last minute's. Request queues are reported as empty.
+    """Answer with statistics of the broker since the server started. All rates are those of the
+    last minute, also for longer periods. Request queues are reported as empty.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
@@ -241,7 +242,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
 
 
 def ha_status(broker: Broker, _call: Call) -> Response:
-    """Return a master without slaves."""
+    """Answer with the replication status of a master without slaves."""
     return json_response({
         "master": True, "masterCommitLogMaxOffset": broker.source.log_bounds[1],
         "inSyncSlaveNums": 0, "haConnectionInfo": [],
@@ -251,15 +252,15 @@ def ha_status(broker: Broker, _call: Call) -> Response:
 
 
 def cold_data(_broker: Broker, _call: Call) -> Response:
-    """Answer with empty statistics: reads of cold data are neither counted nor throttled."""
+    """Answer with empty statistics: the server does not count or throttle reads of cold data."""
     return json_response({"runtimeTable": {}, "configTable": {}, "globalAcc": 0,
                           "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
 
 
 def stats(broker: Broker, call: Call) -> Response:
-    """Answer with the number of messages of a topic that were sent, or delivered to a group
+    """Answer with the number of messages that were sent to a topic, or delivered to a group
     (``TOPIC@GROUP``), in the last minute, hour and day.
-    Raises: Failed if there were none, like a broker, and for other statistics.
+    Raises: Failed for other statistics and, like a broker, if there were no messages.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
     if kind == "TOPIC_PUT_NUMS" and key in broker.received:
@@ -276,7 +277,7 @@ def stats(broker: Broker, call: Call) -> Response:
 
 
 def queue_rows(broker: Broker, call: Call) -> Response:
-    """Answer with entries of a plain consume queue as they are on disk."""
+    """Answer with entries of a plain consume queue, as they are stored on disk."""
     # Find the queue, with the entries of messages just sent.
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]

@@ -1,5 +1,5 @@
-"""Queue assignment by the broker, and request modes of groups: pull or POP (spec: remoting.md
-§3.3).
+"""Assignment of queues to clients by the broker, and request modes of groups: pull or POP (spec:
+remoting.md §3.3).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
 def assignment(broker: Broker, call: Call) -> Response:
-    """Answer with the queues of a topic assigned to a member, if clients do not share queues among
-    themselves. If the assignment is unknown, the response contains no queues, and the client keeps
-    its queues.
+    """Answer with the queues of a topic that a group member must read, for clients that do not
+    divide the queues among themselves. If the assignment is unknown, the response contains no
+    queues, and the client keeps those that it has.
     """
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
@@ -50,9 +50,9 @@ def assignment(broker: Broker, call: Call) -> Response:
 
 
 def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
-    """Return the share of sorted queues for the client at position ``place``, computed as group
-    members do: contiguous, or round-robin (``AVG_BY_CIRCLE``). Empty for a client without a
-    position.
+    """Return the queues (from the sorted list) of the client at position ``place``, divided as
+    group members do: into contiguous ranges, or round-robin (``AVG_BY_CIRCLE``). Return no queues
+    if ``place`` is None.
     """
     if place is None:
         return []
@@ -65,8 +65,8 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """Return a client's share in a POP group: any queue of each broker, or the client's own share
-    and the shares of the ``shared`` next clients.
+    """Return a client's queues in a POP group: an entry for each broker that stands for any of its
+    queues; or the queues that `share` assigns to this client and to the next ``shared`` clients.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}
@@ -80,7 +80,7 @@ def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: s
 
 
 def _mode(broker: Broker, topic: str, group: str) -> Mode:
-    """Return a group's request mode for a topic."""
+    """Return the request mode of a group in a topic."""
     if topic.startswith(RETRY_PREFIX) or any(
             has_batches(member, topic) for member in broker.cluster.brokers.values()):
         return PULL, 0
@@ -97,8 +97,8 @@ def _read(entry: dict[str, Any]) -> Mode:
 
 
 def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the request modes in the store, of all topics or of one: topic -> group -> entry.
-    Invalid entries are omitted.
+    """Return the request modes in the store, for all topics or for one: topic -> group -> mode as a
+    JSON object. Invalid objects are omitted.
     """
     config = broker.source.config(_FILE)
     value = None if config is None else config.value
@@ -111,7 +111,7 @@ def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, di
 
 
 def set_mode(broker: Broker, call: Call) -> Response:
-    """Set a group's request mode for a topic: in memory, and in a writable 5.x store."""
+    """Set the request mode of a group in a topic: in memory, and in a writable 5.x store."""
     value = body_of(call)
     topic, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
     if topic.startswith(RETRY_PREFIX):

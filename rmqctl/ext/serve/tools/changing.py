@@ -1,5 +1,5 @@
-"""Changes by administration tools: consumer groups, and values of the name server (spec:
-remoting.md §3.5). Topics are created and changed in `producing.sending`.
+"""Handlers of changes that administration tools request: to consumer groups and to values of the
+name server (spec: remoting.md §3.5). Topics are created and changed in `producing.sending`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from rmqctl.formats.config import properties_file
 
 _MAX_KEPT = 10_000
 _MAX_VALUE = 4096
-"""Maximum number of values that the name server keeps, and maximum characters of each."""
+"""Maximum number of values in the name server, and maximum length in characters of each value with
+its key and namespace.
+"""
 _MAX_GROUPS = 1000
 _TOPICS = "autoCreateTopicEnable"
 _SETTINGS = {_TOPICS: "makes", "autoCreateSubscriptionGroup": "makes_groups"}
@@ -47,8 +49,8 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
 
 
 def delete_group(broker: Broker, call: Call) -> Response:
-    """Delete a consumer group's configuration and, if requested, its consumer offsets; keep
-    messages.
+    """Delete a consumer group's configuration and, if requested, its consumer offsets. Messages are
+    not deleted.
     """
     writer, name = broker.writer, call.fields["groupName"]
     assert writer is not None
@@ -62,7 +64,7 @@ def delete_group(broker: Broker, call: Call) -> Response:
 
 
 def delete_topic(broker: Broker, call: Call) -> Response:
-    """Delete a topic that never had a message. Raises: Failed for any other topic."""
+    """Delete a topic that never contained a message. Raises: Failed for any other topic."""
     writer, name = broker.writer, call.fields["topic"]
     assert writer is not None
     if is_system(name, writer.settings.profile.generation, broker.cluster.name):
@@ -79,9 +81,9 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 
 
 def delete_route(broker: Broker, call: Call) -> Response:
-    """Delete a topic from the name server. Its topics are the brokers' topics, so only a topic that
-    no broker has can be deleted.
-    Raises: Failed.
+    """Delete a topic from the name server. The name server has the topics of its brokers, so this
+    succeeds only for a topic that no broker has.
+    Raises: Failed for any other topic.
     """
     name = call.fields["topic"]
     if any(name in member.source.topics for member in broker.cluster.brokers.values()):
@@ -90,7 +92,9 @@ def delete_route(broker: Broker, call: Call) -> Response:
 
 
 def update_settings(broker: Broker, call: Call) -> Response:
-    """Change settings of the broker until the server ends; change all of them or none."""
+    """Change settings of the broker until the server ends. If one of the changes is invalid, none
+    is made.
+    """
     writer, wanted = broker.writer, {
         entry.key: entry.value for entry in properties_file.parse(bytes(call.command.body))}
     assert writer is not None
@@ -113,7 +117,7 @@ def wipe_writes(broker: Broker, call: Call) -> Response:
 
 
 def add_writes(broker: Broker, call: Call) -> Response:
-    """Restore the write permission in a broker's routes."""
+    """Restore the write permission in a broker's routes, after `wipe_writes`."""
     return Response({"addTopicCount": _let_write(broker, call, True)})
 
 
@@ -126,7 +130,7 @@ def _let_write(broker: Broker, call: Call, wanted: bool) -> str:
 
 
 def put_value(broker: Broker, call: Call) -> Response:
-    """Store a value in the name server until the server ends."""
+    """Store a value in the name server, in memory, until the server ends."""
     kept, (namespace, key, value) = broker.cluster.kv, (
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))

@@ -1,6 +1,7 @@
-"""Requests of administration tools to delete files. `serve` deletes no files: it answers with
-success if a broker would not delete any files either; otherwise it rejects the request and names
-the command to use.
+"""Handlers of requests to delete files.
+
+`serve` deletes no files. If a broker would not delete any files either, the answer is success.
+Otherwise the request is rejected, with a text that names the command to use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
 
 
 def unused_topics(broker: Broker, _call: Call) -> Response:
-    """Answer a request to delete topics that have queues, but no configuration."""
+    """Answer a request to delete topics that have queues but no configuration."""
     assert broker.writer is not None
     with closing(_opened(broker)) as store:
         topics = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
@@ -66,7 +67,7 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
 
 
 def pop_records(broker: Broker, _call: Call) -> Response:
-    """Answer with the messages delivered by POP, which a 5.4 broker keeps in RocksDB."""
+    """Answer with the records of messages delivered by POP, which 5.4 brokers keep in RocksDB."""
     path = broker.source.store.path(_POP_RECORDS)
     if os.path.isdir(path) and os.listdir(path):
         raise Failed(Status.SYSTEM_ERROR, (
@@ -76,7 +77,9 @@ def pop_records(broker: Broker, _call: Call) -> Response:
 
 
 def _opened(broker: Broker) -> Store:
-    """Return the current store. Raises: Failed if it has too many queues for one response."""
+    """Open the store in its current state. Raises: Failed if it has too many queues for one
+    response.
+    """
     store = broker.source.open_store()
     count = len(store.known_queues) + len(store.batch_queues)
     if count > _MAX_QUEUES:

@@ -1,7 +1,7 @@
-"""The progress of groups by topic: show and change it (spec: remoting.md §3.5).
+"""Handlers that show and change the progress of groups in topics (spec: remoting.md §3.5).
 
-The server keeps consumer offsets in memory or in a file outside the store, so a reset of a group
-that is not connected takes effect when the group connects.
+The server keeps consumer offsets in memory or in a file outside the store. So if a group is not
+connected, a reset of its offsets takes effect when it connects.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MAX_QUEUES = 50_000
-"""Maximum number of queues in one response, since other requests wait for it."""
+"""Maximum number of queues in one response, because other requests wait while it is created."""
 _MAX_LONG = (1 << 63) - 1
 _C_PLUS_PLUS = "CPP"
 
 
 def message_queue(broker: Broker, topic: str, queue_id: int) -> dict[str, Any]:
-    """Return a queue as a JSON object for clients."""
+    """Return a queue's JSON object, as clients expect it."""
     return {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
 
 
 def _key(broker: Broker, topic: str, queue_id: int) -> str:
-    """Return a queue as the name of a JSON field: strict JSON, which Java clients also accept."""
+    """Return the name of a JSON field for a queue: the queue's JSON object as a string, which is
+    strict JSON and also accepted by Java clients.
+    """
     return write_json(message_queue(broker, topic, queue_id)).decode()
 
 
@@ -61,9 +63,7 @@ def _bounded(queues: range) -> range:
 
 
 def topic_stats(broker: Broker, call: Call) -> Response:
-    """Answer with the bounds of a topic's queues, and the store time of the last message of
-    each.
-    """
+    """Answer with the bounds of each queue of a topic, and the store time of its last message."""
     name = call.fields["topic"]
     table = {}
     for queue_id in _queue_ids(broker.require_topic(name)):
@@ -75,8 +75,8 @@ def topic_stats(broker: Broker, call: Call) -> Response:
 
 
 def _is_consumed(broker: Broker, group: str, topic: str) -> bool:
-    """Return whether a group consumes a topic: False if it is connected and does not subscribe to
-    the topic.
+    """Return whether a group may consume a topic: False if the group is connected and does not
+    subscribe to the topic.
     """
     connected = broker.groups.consumers.get(group)
     return connected is None or not connected.subscriptions or topic in connected.subscriptions
@@ -87,7 +87,9 @@ def _stood(broker: Broker, group: str, topic: str, queue_id: int) -> int:
 
 
 def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
-    """Return the consumer offsets of a group in topics, and the ends of their queues."""
+    """Return the consumer offsets of a group in each queue of some topics, and the ends of these
+    queues.
+    """
     table: dict[str, dict[str, int]] = {}
     chosen = [topic for name in topics if _is_consumed(broker, group, name)
               and (topic := broker.topic(name)) is not None]
@@ -104,14 +106,14 @@ def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
 
 
 def _rate(broker: Broker, group: str, topics: Iterable[str]) -> float:
-    """Return the messages per second delivered to a group in the last minute."""
+    """Return the number of messages per second delivered to a group in the last minute."""
     keys = [(group, name) for name in topics]
     return round(broker.sums.rate(sum(broker.delivered[key] for key in keys), lambda before: sum(
         before.got.get(key, 0) for key in keys)), 3)
 
 
 def consume_stats(broker: Broker, call: Call) -> Response:
-    """Answer with the consumer offsets of a group in one topic or in all."""
+    """Answer with the consumer offsets of a group in one topic or in all topics."""
     group, topic = call.fields["consumerGroup"], call.fields["topic"]
     return json_response(_stats(broker, group, [topic] if topic
                                 else list(broker.positions.of_group(group))))
@@ -123,7 +125,7 @@ def _lag(stats: dict[str, Any]) -> int:
 
 
 def all_consume_stats(broker: Broker, call: Call) -> Response:
-    """Answer with the consumer offsets of all groups, with ``isOrder`` in ordered topics only."""
+    """Answer with the consumer offsets of all groups; with ``isOrder``, only in ordered topics."""
     by_group: dict[str, list[str]] = {}
     count = 0
     for group, name, _ in broker.positions.all():
@@ -168,8 +170,8 @@ def subscription(broker: Broker, call: Call) -> Response:
 
 
 def time_span(broker: Broker, call: Call) -> Response:
-    """Answer with the store times of the first and last messages of a topic, and of the last
-    message that a group consumed.
+    """Answer with store times for each queue of a topic: of its first and last messages, and of the
+    last message that a group consumed.
     """
     name, group = call.fields["topic"], call.fields["group"]
     spans = []
@@ -187,8 +189,8 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """Answer with the lowest consumer offset of all groups in each queue; the maximum integer for
-    queues in which the compared group's offset is even lower.
+    """Answer with the lowest consumer offset of all groups in each queue. For queues in which the
+    offset of the compared group is even lower, answer with the maximum integer.
     """
     wanted = call.fields
     left_out = set((wanted["filterGroups"] or "").split(","))
@@ -213,7 +215,7 @@ def _commit(broker: Broker, group: str, topic: str, positions: dict[int, int]) -
 
 
 def clone_offsets(broker: Broker, call: Call) -> Response:
-    """Copy the consumer offsets of one group to another, in one topic or in all."""
+    """Copy the consumer offsets of one group to another, in one topic or in all topics."""
     wanted = call.fields
     for name, positions in broker.positions.of_group(wanted["srcGroup"]).items():
         if wanted["topic"] in (None, "", name) and broker.topic(name) is not None and (
@@ -223,8 +225,8 @@ def clone_offsets(broker: Broker, call: Call) -> Response:
 
 
 def reset_offsets(broker: Broker, call: Call) -> Response:
-    """Reset a group's consumer offsets in a topic to a time, and notify its connected members. With
-    ``isForce`` false, only backwards.
+    """Reset a group's consumer offsets in a topic to a time, and notify the group's connected
+    members. If ``isForce`` is False, offsets are only moved backwards.
     """
     # Check the group, and choose the queues.
     wanted = call.fields

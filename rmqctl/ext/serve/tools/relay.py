@@ -1,5 +1,5 @@
-"""Connected clients, and requests that tools send to a client through its broker (spec: remoting.md
-§3.3, §3.5).
+"""Handlers that list connected clients, and that forward requests of tools to a client (spec:
+remoting.md §3.3, §3.5).
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
 
 _MAX_ASKED, _MAX_BODY = 100, 1 << 20
-"""Maximum number of clients queried for one response, and maximum bytes of each client's response.
+"""Maximum number of clients that are asked for one response, and maximum bytes of a client's
+response.
 """
 _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
-"""Matches a key and its offset. Texts are matched completely, so that no byte is examined twice."""
+"""Matches a JSON key and its offset. The pattern matches texts completely, so that no byte is
+examined twice.
+"""
 PATIENCE_S = 10.0
-"""Seconds within which a client must answer."""
+"""Maximum seconds to wait for a client's response."""
 
 
 def consumers(broker: Broker, call: Call) -> Response:
@@ -64,12 +67,12 @@ def all_producers(broker: Broker, _call: Call) -> Response:
 
 
 def running_info(broker: Broker, call: Call) -> None:
-    """Ask a client for its running info, and answer with the response."""
+    """Ask a client for its runtime information, and forward the client's response."""
     _pass_on(broker, call, b"")
 
 
 def consume_directly(broker: Broker, call: Call) -> None:
-    """Make a client consume one message now, and answer with the result."""
+    """Let a client consume one message now, and forward the client's response."""
     text = call.fields["msgId"] or ""
     try:
         physical = parse_message_id(text)[2]
@@ -82,7 +85,8 @@ def consume_directly(broker: Broker, call: Call) -> None:
 
 
 def client_positions(broker: Broker, call: Call) -> None:
-    """Ask connected members of a group for their own consumer offsets in a topic.
+    """Ask connected members of a group for the consumer offsets that they have in memory for a
+    topic, and answer with these offsets.
     Raises: Failed if no member is connected.
     """
     wanted = call.fields
@@ -112,8 +116,8 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Return queue -> offset from a client's response, whose keys are JSON objects, plain or
-    quoted.
+    """Return the offset of each queue in a client's response. Its keys are JSON objects, either as
+    such or as strings.
     """
     offsets = {}
     for key, offset in _POSITION.findall(body[:_MAX_BODY].decode("utf-8", "replace")):
@@ -128,7 +132,7 @@ def _positions(body: bytes) -> dict[str, int]:
 
 
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
-    """Forward a request to a member, and answer with the member's response."""
+    """Forward a request to a group member, and the member's response to the sender."""
     group = call.fields["consumerGroup"]
     member = _member(broker, group, call.fields["clientId"])
 
