@@ -194,8 +194,8 @@ _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """Where a stream starts: at a physical offset, ``earliest`` or ``latest``. ``stores``: the
-    start of each named store; ``others``: the start of all other stores.
+    """The start of a stream: a physical offset, ``earliest`` or ``latest``. ``stores``: the start
+    of each named store; ``others``: the start of all other stores.
     """
 
     others: Start = "earliest"

@@ -1,4 +1,4 @@
-"""What a query needs, determined from its text: all columns that it names and, for a simple query
+"""The needs of a query, determined from its text: all columns that it names and, for a simple query
 on the table messages, its conditions on rows. When in doubt, more columns and rows are included
 than needed.
 """
@@ -37,8 +37,8 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """What a query needs from one table. ``names``: columns (None: all); ``filters``: conditions on
-    rows.
+    """The needs of a query from one table. ``names``: columns (None: all); ``filters``: conditions
+    on rows.
     """
 
     names: set[str] | None

@@ -111,8 +111,8 @@ def run(task: Task, reader: StoreView, progress: Callable[[int], None]) -> Check
 
 
 def row_of(reader: StoreView, physical: int) -> str | None:
-    """Return a sentence about the consume queue entry of the message at a physical offset; None if
-    there is no message.
+    """Return a sentence about the consume queue entry of the message at a physical offset; None
+    without a message.
     """
     record = reader.record(physical)
     if record is None:

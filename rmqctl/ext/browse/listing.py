@@ -94,7 +94,7 @@ class RowListing(Protocol):
     """The title, safe for a terminal."""
     columns: tuple[Column, ...]
     of_messages: bool
-    """Whether the rows are messages or damage in the log; False for a `DumpListing`."""
+    """True if the rows are messages or damage in the log; False for a `DumpListing`."""
 
     def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
         """Yield about ``count`` rows at or after ``start`` (None: from the first row), in parts.
@@ -113,8 +113,8 @@ class RowListing(Protocol):
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """Return the position of the first row at or after ``start`` that shows a fault; None if
-        there is no such row.
+        """Return the position of the first row at or after ``start`` that shows a fault; None if no
+        such row exists.
         """
         ...
 

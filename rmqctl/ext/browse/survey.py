@@ -79,7 +79,7 @@ class LogOverview:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything is damaged or lost, or would be lost at startup."""
+        """True if anything is damaged or lost, or would be lost at startup."""
         return (self.start is not None and not self.start.harmless) or (
             self.diagnosis is not None and not self.diagnosis.sound)
 

@@ -169,7 +169,7 @@ class Broker:
     _to_notify: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
-    """Whether routes returned to clients do not permit sending, because a tool requested this."""
+    """True if routes returned to clients do not permit sending, because a tool requested this."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
     """Groups that connected since the store's configuration was last written."""

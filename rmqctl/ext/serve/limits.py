@@ -153,7 +153,7 @@ class AddressConnections:
         self._taken = 0
 
     def take(self, newcomer: Holder, now: float) -> bool:
-        """Give a place to a new connection. Return False if there is no place for it.
+        """Give a place to a new connection. Return False if this is impossible.
 
         If all places are taken, another connection is closed to free its place: an idle connection,
         of an address with at least as many connections as the newcomer's address (the address with

@@ -56,7 +56,7 @@ class ServedStore:
     kind: str
     pages: PageCache
     is_own: bool = False
-    """Whether only this process writes to the store, so that its consumer offsets are read only
+    """True if only this process writes to the store, so that its consumer offsets are read only
     once.
     """
     kept: dict[str, object] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class ServedStore:
     groups_that_stand: set[str] = field(default_factory=set)
     """The groups that have offsets in ``consumerOffset.json``."""
     _again: bool = False
-    """Whether to reopen the store once more, even without a change: entries may be written later
-    than the messages that they point to.
+    """True to reopen the store once more, even without a change: entries may be written later than
+    the messages that they point to.
     """
     problem: str | None = None
     """The reason why the store could not be reopened; its earlier state is served meanwhile."""

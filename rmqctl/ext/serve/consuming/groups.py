@@ -76,7 +76,7 @@ class Group:
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """Return the member with a client id that joined last; None if there is no such member."""
+        """Return the member with a client id that joined last; None if no such member exists."""
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 

@@ -179,7 +179,7 @@ class _WaitingForAny(Waiting):
             self._wait()
 
     is_unfinished = False
-    """Whether the last turn ended before all queues were checked."""
+    """True if the last turn ended before all queues were checked."""
 
     @abstractmethod
     def answer_now(self) -> Response | None:
@@ -238,7 +238,7 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """Return the number that stands for a topic in responses: 0 for the requested topic, 1 or 2 for
+    """Return the number that identifies a topic in responses: 0 for the requested topic, 1 or 2 for
     one of its retry topics.
     """
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"

@@ -149,7 +149,7 @@ class Front:
         self._listens = await self.server.listen(partial(Pipe, self), bound)
 
     def peer(self, peer: str) -> str:
-        """Return the address and port of the client behind a peer that the core reports."""
+        """Return a client's address and port, for the peer that the core reports."""
         pipe = self.pipes.get(unquote(peer.partition(":")[2]))
         return "" if pipe is None else pipe.peer
 

@@ -81,8 +81,8 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Return the queues that a group member reads: one entry per broker, which stands for any of
-    its queues; for a group with ordered messages, one entry per queue.
+    """Return the queues that a group member reads: one entry per broker, which means any of its
+    queues; for a group with ordered messages, one entry per queue.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))

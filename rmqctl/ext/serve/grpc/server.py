@@ -81,7 +81,7 @@ class Proxy:
 
     @property
     def in_use(self) -> bool:
-        """Whether any client is connected."""
+        """True if any client is connected."""
         return bool(self._calls) or bool(self._endpoint.sessions.by_client)
 
     async def start(self, server: GrpcState, address: Address, bound: socket.socket) -> None:

@@ -197,7 +197,7 @@ class OpenTimerFiles:
         return (self._size - UNIT_SIZE - TAIL.size) // UNIT_SIZE + 1
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return the unit at a position in the log; None if there is no valid unit."""
+        """Return the unit at a position in the log; None if the position has no valid unit."""
         base = position // self._size * self._size
         if not 0 <= position < self.end or base not in self._files:
             return None

@@ -86,7 +86,7 @@ class Timers:
     writer: Writer
     files: OpenTimerFiles | None = None
     _new: bool = False
-    """Whether the timer topic may contain messages without a slot."""
+    """True if the timer topic may contain messages without a slot."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
     """The units of the current slot that are still to be read."""
     _wanted: array[int] | None = None

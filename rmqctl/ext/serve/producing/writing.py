@@ -151,7 +151,7 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None
         self.makes_groups = True
-        """Whether the connection of a group's first consumer creates the group
+        """True if a group is created when its first consumer connects
         (autoCreateSubscriptionGroup).
         """
         self.failure: str | None = None

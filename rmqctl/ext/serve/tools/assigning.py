@@ -65,7 +65,7 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """Return a client's queues in a POP group: an entry for each broker that stands for any of its
+    """Return a client's queues in a POP group: an entry for each broker, which means any of its
     queues; or the queues that `share` assigns to this client and to the next ``shared`` clients.
     """
     if shared <= 0 or shared >= clients - 1:
