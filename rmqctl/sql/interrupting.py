@@ -22,9 +22,9 @@ effect.
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
-    """Until the end of the block, call ``interrupt`` in another thread on SIGINT or SIGTERM. Yield
-    the list of received signals, because a library may drop the exceptions that signal handlers
-    raise.
+    """While this context is active, call ``interrupt`` in another thread on SIGINT or SIGTERM.
+    Yield the list of received signals, because a library may drop the exceptions that signal
+    handlers raise.
 
     Do nothing outside of the main thread, or if another wakeup file descriptor is set.
     """

@@ -37,7 +37,7 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """The needs of a query from one table. ``names``: columns (None: all); ``filters``: conditions
+    """The needs of a query for one table. ``names``: columns (None: all); ``filters``: conditions
     on rows.
     """
 

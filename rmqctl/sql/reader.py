@@ -1,4 +1,4 @@
-"""Reading of file pieces in one task. The result is Arrow record batches, as Spark expects them.
+"""Reader of file pieces in one task; it returns Arrow record batches, as Spark expects them.
 
 Pieces are plain values, sent from the driver to executors. A piece contains the size that its file
 had at planning. If the file has shrunk since then, rows are missing, which is an error; rows that

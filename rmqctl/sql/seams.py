@@ -1,13 +1,13 @@
 """Seams: the positions at which tasks divide the frames of a log file.
 
-A log file is cut at any position; the seam of a cut is the start of the first frame at or after it.
-Tasks of a data source cannot communicate. So the task whose range ends at a cut and the task whose
-range begins there call the same function, whose result depends only on the file. The function looks
-for an *anchor*: a record before the cut that its consume queue entry points to. (A record forged
-inside a message body has no such entry.) From the anchor, the function walks the frames up to the
-cut; the seam is the end of this walk. The task that reads the range before the cut fails if its own
-walk does not end at the seam (`walk_range`). So a wrong seam ends the job, and never silently loses
-or duplicates a record.
+A log file is cut at arbitrary positions; the seam of a cut is the start of the first frame at or
+after it. Tasks of a data source cannot communicate. So the task whose range ends at a cut and the
+task whose range begins there call the same function, whose result depends only on the file. The
+function looks for an *anchor*: a record before the cut that its consume queue entry points to. (A
+record forged inside a message body has no such entry.) From the anchor, the function walks the
+frames up to the cut; the seam is the end of this walk. The task that reads the range before the cut
+fails if its own walk does not end at the seam (`walk_range`). So a wrong seam ends the job, and
+never silently loses or duplicates a record.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class DumpListing:
         return time_text(value) if name in self._times else cell_text(value)[:400]
 
     def _upper(self) -> int | None:
-        """Return the number of records in the file; None if this is unknown from the file's size
-        and header.
+        """Return the number of records in the file; None if the file's size and header do not
+        determine it.
         """
         if self.kind in ARRAYS:
             with Dump(self.path, DumpOptions()) as dump:

@@ -1,10 +1,10 @@
 """Listings: rows for a list on the screen, read a few at a time, after or before a position.
 
 A listing is independent of the screen and keeps no rows, so that even for a 100 GB log only the
-rows on the screen are read. Each kind of listing has its own kind of position (`ListRow.position`;
-`ListRow.after` is that of the next row): a physical offset in the log, (number of the queue, queue
-offset)
-in queues, a record number in other files.
+rows on the screen are read. Each kind of listing has its own kind of position (`ListRow.position`, and
+`ListRow.after` for the next row): a physical offset in the log, (number of the queue, queue offset)
+in
+queues, a record number in other files.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> ListRo
 
 
 class LogListing:
-    """The log, or the range ``span`` of it, in physical order. Damage has its own rows, unless
-    there are conditions. ``note`` is called with each problem found, ``note_read`` with each range
-    read.
+    """The log, or the range ``span`` of it, in physical order. Damage is shown in separate rows,
+    unless there are conditions. ``note`` is called with each problem found, ``note_read`` with each
+    range read.
     """
 
     of_messages = True
@@ -225,7 +225,7 @@ class LogListing:
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
         """Return the physical offset of the first message stored at ``when`` (ms) or later; None if
-        there is none. Files that cannot contain this message are not read.
+        no such message exists. Files that cannot contain this message are not read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):

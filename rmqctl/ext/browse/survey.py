@@ -247,6 +247,6 @@ def time_strip(shown: LogOverview, width: int) -> list[Piece]:
 
 
 def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
-    """Join adjacent characters of the same style to pieces."""
+    """Join adjacent characters of the same style into pieces."""
     numbers = groupby(range(len(cells)), styles.__getitem__)
     return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]

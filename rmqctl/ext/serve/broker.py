@@ -99,7 +99,7 @@ class Call(msgspec.Struct):
     fields: dict[str, Any]
 
     def reply(self, response: Response) -> None:
-        """Send the response of a handler that returned None earlier."""
+        """Send the response to a request whose handler has returned None."""
         if not self.command.is_one_way:
             self.connection.reply(self.command, response)
 
@@ -300,7 +300,9 @@ class Broker:
             del self.waiting[key]
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Wake the requests that wait for messages of a queue, because it may have new messages."""
+        """Wake the requests that wait for messages of a queue, after messages may have been added
+        to it.
+        """
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             for look in self.waiting.get(key, ()):
                 self.wake(look)
@@ -416,7 +418,7 @@ class Broker:
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Remove clients without a recent heartbeat and expired locks, and record statistics."""
+        """Remove expired locks and clients without a recent heartbeat, and record statistics."""
         self.sums.note(self.received, self.delivered)
         self.notify_in_turns(self.groups.drop_silent())
         self.locks.expire()

@@ -18,7 +18,7 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
 MAX_LABELS = 1000
-"""Maximum number of groups and topics that a metric shows singly; all others are added up."""
+"""Maximum number of groups and topics that a metric shows separately; all others are added up."""
 REST = "*"
 """The label of the sum of all other groups and topics, including groups and topics of this name."""
 _MAX_EVENTS = 50

@@ -1,8 +1,8 @@
 """Limits of clients: bytes and connections, and which connection is closed when a limit is reached.
 
-When all connections together reach a limit, a connection is closed: of the client address that uses
-the most, the connection that has held its bytes for the longest time. This is never the connection
-of a client that sends and reads at an ordinary pace. So one address may use everything that other
+When all connections together reach a limit, the client address that uses the most loses a
+connection: the one that has held its bytes for the longest time. This is never the connection of a
+client that sends and reads at an ordinary pace. So one address may use everything that other
 addresses do not need (many clients can share an address), but an address cannot displace others
 while it uses more than they do.
 """
@@ -18,10 +18,10 @@ from typing import Protocol
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 
 SPARE_S = 0.5
-"""Seconds for which an idle connection that expects no response is not closed for another one."""
+"""Seconds after which an idle connection may be closed to free its place for another connection."""
 SILENT_S = 40.0
-"""Seconds without data after which a connection with waiting requests may be closed for another
-connection. (Clients send a heartbeat every 30 s.)
+"""Seconds without data after which a connection with waiting requests may be closed to free its
+place for another connection. (Clients send a heartbeat every 30 s.)
 """
 _IPV6_HOST = 64
 """Number of low bits of an IPv6 address that a client can usually choose freely."""
@@ -223,8 +223,9 @@ class Quota:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str, weight: int = 1) -> bool:
-        """Return whether an address may hold ``weight`` more. If the quota is nearly used up, only
-        an address below its share may hold more, and one share is kept free for a new address.
+        """Return whether an address may add ``weight`` to its use of the quota. If the quota is
+        nearly used up, only an address below its share may do so, and one share is kept free for a
+        new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

@@ -24,7 +24,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
 FEW = 12
-"""Number of records below which it is faster to read each record separately than all by column."""
+"""Number of records below which separate reads are faster than reading all records by column."""
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]

@@ -15,7 +15,7 @@ from rmqctl.ext.serve.remoting.frame import FrameError
 
 _MAX_EVENTS = 50
 """Maximum number of groups, changed by one heartbeat, whose members are notified at once and whose
-events are reported singly.
+events are reported separately.
 """
 _MAX_SUBSCRIPTIONS = 10_000
 _MAX_TEXT = 64 << 20
@@ -49,7 +49,9 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _name(value: Any) -> str:
-    """Return a name; an empty text if the value is not text, is too long or cannot be encoded."""
+    """Return a value that is a valid name; an empty text if it is not text, too long or cannot be
+    encoded.
+    """
     text = value if isinstance(value, str) and len(value) <= _MAX_NAME else ""
     return "" if _SURROGATE.search(text) else text
 

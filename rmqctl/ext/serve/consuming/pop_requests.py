@@ -52,7 +52,9 @@ their bit sets together.
 
 
 def has_batches(broker: Broker, topic: str) -> bool:
-    """Return whether a topic has batch consume queues, whose messages POP cannot deliver singly."""
+    """Return whether a topic has batch consume queues, from which POP cannot deliver single
+    messages.
+    """
     return any(name == topic for name, _ in broker.source.store.batch_queues)
 
 

@@ -34,7 +34,7 @@ MAX_BYTES = 4 << 20
 """Maximum bytes of messages in one delivery; the first message may be larger."""
 RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
 """Seconds by which the invisible time of a connected client's message is extended each time, and
-the maximum seconds since delivery.
+maximum seconds since delivery for which it is extended.
 """
 TURN_S = 0.02
 """Maximum seconds for searching queues, before other clients are served again."""
@@ -49,8 +49,8 @@ QueueKey = tuple[str, int]
 @dataclass(slots=True)
 class InFlight:
     """A message in flight: delivered, but not acknowledged yet. ``number``: see `Receipt`;
-    ``owner``: client whose invisible time is extended while the client is connected; empty if it is
-    not extended.
+    ``owner``: the client that received the message, if the invisible time is extended while this
+    client is connected; else empty.
     """
 
     offset: int
@@ -425,8 +425,8 @@ class GroupDeliveries:
             for flight in queue.flights.values())
 
     def give_back(self, which: Callable[[InFlight], bool]) -> None:
-        """Make messages visible soon whose client has not received them or is gone. ``which``:
-        selects them.
+        """Make the messages that ``which`` selects visible soon, because their client is gone or
+        has not received them.
         """
         self._count_up()
         for key, queue in self.queues.items():
@@ -452,7 +452,7 @@ class Pops:
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: OrderedDict[tuple[str, str], GroupDeliveries] = OrderedDict()
-        """Deliveries by group and topic; those whose last request is the oldest come first."""
+        """Deliveries by group and topic, in the order of the last request, the oldest first."""
         self._kept = 0
 
     def of(self, group: str, topic: str) -> GroupDeliveries:
@@ -468,7 +468,7 @@ class Pops:
         return popped
 
     def get(self, group: str, topic: str) -> GroupDeliveries | None:
-        """Return the deliveries of a topic to a group; None if there are none."""
+        """Return the deliveries of a topic to a group; None before the group's first request."""
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:

@@ -29,7 +29,7 @@ from rmqctl.store.objects import java_text
 MAX_TIMES = 16
 _FIRST_LEVEL = 3
 _SAYS_TIMES = 121
-"""The client version (3.4.9) from which on brokers accept a client's maximum number of attempts."""
+"""The first client version (3.4.9) from which brokers accept a maximum number of attempts."""
 _HALF = 1 << 31
 
 

@@ -41,7 +41,7 @@ _IDLE_MS = 120_000
 _END_S = 2.0
 """Maximum seconds for sending pending responses at shutdown."""
 _CALLS = 4
-"""Maximum number of concurrent calls, divided by the maximum number of connections."""
+"""Maximum number of concurrent calls for each connection that the server permits."""
 _STREAMS = 100
 """Maximum number of concurrent calls of one connection; clients delay further calls themselves."""
 _STREAMS_OF_CLIENTS = 8

@@ -242,9 +242,9 @@ class Checks:
             record.store_host, record.reconsume_times))
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
-        """Store the renewed messages, and ask their producers. Return the queue offset of the first
-        message that cannot be stored now; None if there is none. Messages that can never be stored
-        are skipped.
+        """Store the renewed messages, and ask their producers. Messages that can never be stored
+        are skipped. Return the queue offset of the first message that must be stored later; None if
+        no message must.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
