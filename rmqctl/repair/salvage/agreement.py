@@ -1,10 +1,11 @@
 """Check whether the remains of a damaged record can belong to the message of another store.
 
-Two logs may be equal before and after a position and still differ at it. So a copied message must
-agree with what is left of our record: with the body CRC in its header or, if the damage reached
-that, with every byte that is left. Damage is a run of bytes, or zeros; if other bytes differ, our
-record was another message. In a DLedger log the complete entry is compared, including index and
-term in its header.
+Two logs may be equal before and after a damaged record and still have different messages in its
+place. So a message is copied only if it agrees with the remains of our record ("our": of this
+store): with the body CRC in its header or, if that is damaged too, with every byte that is left.
+One run of damaged bytes, zeroed bytes or a few flipped bits may differ; if more bytes differ, our
+record was another message. In a DLedger log, complete entries are compared, including index and
+term in their headers.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from rmqctl.scan.source import Source as AnySource
 from rmqctl.scan.walk import Walk
 
 _ZEROS = 8
-"""Length of a run of zeros that counts as damage if the other record has other bytes there."""
+"""Minimum length in bytes of a run of zeros that counts as damage."""
 _MAX_BITS = 8
 _SECTOR, _PAGE = 512, 4096
 _APART = 16
-"""Number of equal bytes between two different bytes that separates two runs of damage."""
+"""Distance in bytes above which two different bytes belong to separate runs of damage."""
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
-    """Return whether the remains of ``ours`` belong to the message ``theirs``; None if too few
-    bytes are left.
+    """Return whether the damaged bytes ``ours`` can be the remains of the message ``theirs``; None
+    if too few bytes are left to decide.
 
-    ``head``: bytes of the entry header before the message. A message with the same CRC may still be
-    in an entry with another index or term.
+    ``head``: size in bytes of the DLedger entry header before the message. It is compared as well,
+    because the same message may be in an entry with another index or term.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     if len(here) != len(there) or not here.any():
@@ -58,13 +59,14 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
         return True
     if places[0] < head and (here[head:] != there[head:]).any() and len(
             _runs(np.flatnonzero(here != there))) > 1:
-        return None if _is_dense(differs) else False  # two damaged places do not explain it
-    # Beside a hole elsewhere our CRC survived: that of another message is not of ours.
+        return None if _is_dense(differs) else False  # one run of damage cannot explain it
+    # Only the CRC differs outside a zeroed range that is further on. So our CRC is intact, and our
+    # record is another message.
     if places[0] >= crc.start and places[-1] < crc.stop and (
             (here != there)[crc.stop + _APART:] & _zeroed(here)[crc.stop + _APART:]).any() and (
             here[crc.stop:crc.stop + _APART] == there[crc.stop:crc.stop + _APART]).all():
         return False
-    # A few flipped bits, or one run of damage, explain another CRC; more do not.
+    # A few flipped bits or one run of damage explain a different CRC; more damage does not.
     if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MAX_BITS:
         return True
     if len(_runs(places)) == 1 and places[0] < crc.stop and (
@@ -74,8 +76,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether one damaged run, zeros or a few flipped bits explain how ``ours`` differs from
-    ``theirs``.
+    """Return whether zeroed bytes and either one run of damage or a few flipped bits explain all
+    differences between ``ours`` and ``theirs``.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -98,14 +100,16 @@ def _zeroed(data: Array) -> Array:
 
 
 def _is_dense(differs: Array) -> bool:
-    """Return whether all quarters differ so much that nothing of the record is left."""
+    """Return whether so many bytes differ in each quarter of a record that nothing of the record is
+    left.
+    """
     quarters = np.array_split(differs, 4)
     return all(float(part.mean()) > 0.85 for part in quarters)
 
 
 def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (physical offset, bytes) of a source's messages in a range; in a DLedger log, of its
-    entries.
+    """Yield (physical offset, bytes) for each message of a source in a range; in a DLedger log, for
+    each entry.
 
     Raises: StoreIOError.
     """
@@ -127,10 +131,11 @@ def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
 
 def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSource], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ``[start, end)`` of the source's messages that the remains of our records contradict.
-    Where nothing is left of our record, the other sources vote.
+    """Return the ranges ``[start, end)`` of the source's messages that the remains of our records
+    contradict. If nothing is left of our record, the other sources decide by majority.
 
-    ``replaced``: ranges of our log that an earlier repair wrote, ascending. Raises: StoreIOError.
+    ``replaced``: ascending ranges of our log that are no evidence, such as those that an earlier
+    repair wrote. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -153,9 +158,9 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    """Return our bytes at a position, with zeros for sectors whose records have another
-    physicalOffset: such sectors belong to another page and are no evidence of the message that was
-    here.
+    """Return our bytes at a physical offset, with displaced sectors zeroed. The records in such a
+    sector have the physicalOffset of another page, so they are no evidence of the message that was
+    stored at this offset.
     """
     ours = bytearray(_ours(parts, start, size))
     part = _part(parts, start)
@@ -171,8 +176,8 @@ def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
 
 
 def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Yield ``[start, end)`` of complete sectors whose records are all displaced by the same
-    distance.
+    """Yield the ranges ``[start, end)`` of complete sectors whose records are all displaced by the
+    same distance.
     """
     start = end = distance = 0
     for position, record in misplaced(source, low, high):
@@ -192,7 +197,9 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
 
 
 def _raw(source: LogSource, start: int) -> bytes | None:
-    """Return the message at a physical offset of a source's log; in a DLedger log, the entry."""
+    """Return the bytes of a source's message at a physical offset; in a DLedger log, those of the
+    entry.
+    """
     place = source.log.locate(start)
     if place is None or not place[0].head:
         return source.log.raw_at(start)
@@ -201,8 +208,9 @@ def _raw(source: LogSource, start: int) -> bytes | None:
 
 
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
-    """Return whether a message is intact and has valid properties. If our index has keys for its
-    physical offset, one of them must be the message's. A DLedger control entry counts too.
+    """Return whether a source's message counts as evidence: it is intact, is not a filler and has
+    valid properties; if our index has keys for its physical offset, one of them is the message's. A
+    DLedger control entry always counts.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True
@@ -223,7 +231,7 @@ def _part(parts: Sequence[LogPart], start: int) -> LogPart | None:
 
 
 def _head(parts: Sequence[LogPart], start: int) -> int:
-    """Return the size of the DLedger entry header before a message; 0 in a plain log."""
+    """Return the size in bytes of the DLedger entry header before a message; 0 in a plain log."""
     return (_part(parts, start) or parts[-1]).head
 
 

@@ -1,9 +1,10 @@
-"""Write the fillers of a missing file with very many known messages, by column, into a scratch
-file.
+"""Write the fillers of a missing file with millions of known messages into a scratch file, by
+column.
 
-A gigabyte of small messages is millions of consume queue entries. Their fillers are built column by
-column and written into a scratch file, so that memory use stays small. Unusual entries (batches,
-several entries for one offset, overlapping messages) are handled one by one as everywhere else.
+A gigabyte of small messages is millions of consume queue entries. Their fillers are built from
+arrays ("by column"), without an object for each message, so that memory use stays small. Unusual
+entries (batches, several entries for one physical offset, overlapping messages) are handled one by
+one, like all other lost messages.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _CHUNK = 32 << 20
 
 @dataclass(slots=True)
 class Bulk:
-    """Lost messages of one missing file that get a filler, by ascending physical offset.
+    """Lost messages of one missing file that get a filler each, in order of physical offset.
 
-    Columns: ``queue`` (number in ``keys``), ``offset`` (queue offset), ``physical``, ``size``.
-    Messages do not overlap; `gaps` yields the bytes between them.
+    Columns: ``queue`` (index of the message's queue in ``keys``), ``offset`` (queue offset),
+    ``physical`` (physical offset), ``size`` (bytes). Messages do not overlap; `gaps` yields the
+    ranges without a message.
     """
 
     region: Region
@@ -43,22 +45,24 @@ class Bulk:
     physical: Array
     size: Array
     pieces: list[OverlayPiece] = field(default_factory=list)
-    """Pieces that fill the gaps (positions in the file), once they are known."""
+    """Pieces to write into the gaps, at positions in the file; they are added later."""
 
     times: list[tuple[int, int]] = field(default_factory=list)
-    """(physical offset, store time): fillers from that offset on have that store time."""
+    """(physical offset, store time in ms): fillers at or after that offset have that store time."""
 
     def __len__(self) -> int:
         return len(self.queue)
 
     @property
     def time(self) -> int:
-        """Return the store time after the last of ``pieces``: no later record may be older."""
+        """Return the store time (ms) of the last filler: the latest time passed to `later`, or else
+        the region's.
+        """
         return self.times[-1][1] if self.times else self.region.time
 
     def later(self, physical: int, time: int) -> None:
-        """Set the store time of the fillers from a physical offset on, if ``time`` is later than
-        theirs.
+        """Set the store time of all fillers from a physical offset on, unless ``time`` (ms) is
+        earlier than their present store time.
         """
         if time > self.time:
             self.times.append((physical, time))
@@ -68,9 +72,7 @@ class Bulk:
         return int(self.physical[-1] + self.size[-1])
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges ``[start, end)`` between the messages; the last one ends with the
-        file.
-        """
+        """Yield the ranges ``[start, end)`` of the file that no message covers."""
         ends = self.physical + self.size
         starts = np.append(self.physical, self.region.end)
         ends = np.insert(ends, 0, self.region.start)
@@ -78,8 +80,8 @@ class Bulk:
             yield int(ends[index]), int(starts[index])
 
     def absorb(self, least: int) -> None:
-        """Add gaps too small for a record to the message before the gap, or to the first
-        message.
+        """Extend messages over adjacent gaps that are shorter than ``least`` bytes, the size of the
+        smallest record.
         """
         if self.region.start < self.physical[0] < self.region.start + least:
             self.size[0] += self.physical[0] - self.region.start
@@ -88,8 +90,8 @@ class Bulk:
         self.size[:-1] += np.where(gap < least, gap, 0)
 
     def runs(self) -> Iterator[tuple[QueueKey, tuple[int, int, int, int]]]:
-        """Yield (queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) for each run of
-        consecutive queue offsets.
+        """Yield (queue, (first queue offset, end, first physical offset, end)) for each run of
+        consecutive queue offsets. Ends are exclusive.
         """
         order = np.lexsort((self.offset, self.queue))
         queue, offset = self.queue[order], self.offset[order]
@@ -101,19 +103,19 @@ class Bulk:
                 int(self.physical[last] + self.size[last]))
 
     def rows(self, count: int) -> Iterator[FoundRow]:
-        """Yield the entries of the first ``count`` messages."""
+        """Yield the consume queue entries of the first ``count`` messages."""
         for queue, offset, physical, size in zip(*(column[:count].tolist() for column in (
                 self.queue, self.offset, self.physical, self.size)), strict=True):
             yield FoundRow(self.keys[queue], offset, physical, size)
 
     def write(self, folder: str, style: Style, mtime_ns: int | None) -> str:
-        """Create the file and return its path. The same content has the same name. Raises:
-        StoreIOError.
+        """Write the file into ``folder`` and return its path. Equal contents get the same name.
+        Raises: StoreIOError.
         """
         base = self.region.start
         path = os.path.join(folder, FOLDER, f"{base:020d}-{self._digest(style)}")
         make_folders(os.path.dirname(path), durable=False)
-        # In place, without O_TRUNC: an interrupted rebuild knows its log by the inode.
+        # Written in place, without O_TRUNC: an interrupted rebuild recognises its log by the inode.
         fd = open_file(path, os.O_WRONLY | os.O_CREAT, "make")
         try:
             os.ftruncate(fd, self.region.end - base)
@@ -142,8 +144,8 @@ class Bulk:
         return digest.hexdigest()[:16]
 
     def _chunks(self, style: Style) -> Iterator[tuple[int, Array]]:
-        """Yield (physical offset, bytes) for several messages at a time, with zeros between the
-        messages.
+        """Yield (physical offset, bytes) of chunks with several messages each; gaps between
+        messages are zeros.
         """
         first, ends = 0, self.physical + self.size
         while first < len(self):
@@ -187,22 +189,24 @@ def _topic_number(keys: Sequence[QueueKey]) -> dict[str, int]:
 
 def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tuple[
         Bulk | None, list[FoundRow]]:
-    """Return (the entries that can be handled by column, the other entries).
+    """Return (the messages that can be handled by column, the entries of the other messages).
 
-    ``columns``: entries that point into the region, which is a complete missing file. ``limit``:
-    physical offset where the last message must end.
+    ``columns``: entries that point into ``region``, a complete missing file. ``limit``: physical
+    offset at which the last message must end at the latest.
     """
     keys, queue, offset, physical, size = columns.sorted()
     least = np.array([Filler((FillerEntry(*key, 0),)).least(style) for key in keys], np.int64)
     good = (size >= least[queue]) & (size <= filler.MAX_FILLER) & (physical + size <= limit)
-    # One that lacks a byte for a body takes it from the message after it: both go together.
+    # A message that is too small for a body takes a byte from the message after it, so both are
+    # handled one by one.
     good[1:] &= size[:-1] >= least[queue[:-1]]
     alone = np.ones(len(physical), bool)
     same = physical[1:] == physical[:-1]
     alone[1:] &= ~same
     alone[:-1] &= ~same
     good &= alone
-    # Of what overlaps nothing is done here, so that the ordinary way sees all of it.
+    # Overlapping messages are all handled one by one, because each must be compared with the
+    # others.
     end = np.maximum.accumulate(physical + size)
     apart = np.ones(len(physical), bool)
     apart[1:] = physical[1:] >= end[:-1]

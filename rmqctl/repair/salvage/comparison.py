@@ -1,8 +1,8 @@
 """Compare this store's log with that of a source (another store) by physical offset, as `diff`
 does.
 
-A record counts on either side if it is intact: a broker accepts it, and it is not a filler of an
-earlier repair. "Ours" is this store's log.
+Only intact records are compared: a broker accepts them, and they are not fillers of an earlier
+repair. "Ours" means this store's log.
 """
 
 from __future__ import annotations
@@ -44,29 +44,36 @@ from rmqctl.store.store import Store
 _MAX_NAMED = 1000
 _MAX_AGAINST = 10_000
 _MAX_ASKED = 100
-"""Limit of messages whose store time is looked up in the index: each lookup reads all of it."""
+"""Maximum number of messages whose store time is looked up in the index; each lookup reads the
+complete index.
+"""
 _KEYS_OF_BATCH = 64
 _TORN = 8
-"""Score of a torn record: consume queues and index together cannot outweigh it."""
+"""Weight of a torn record in a verdict: more than consume queues and index can contribute
+together.
+"""
 _OF_ONE = frozenset(field.name for field in fields(Record)) - {
     "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
-"""Fields that cannot all be equal in messages of two brokers at one physical offset."""
+"""Fields that are never all equal in different messages of two brokers at one physical offset."""
 
 
 @dataclass(slots=True)
 class Comparison:
     """Result of comparing one source with our log.
 
-    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact records of
-    the source where our log has none. ``conflicts``: intact records of the source (and blanks)
-    where our log has different intact records. For conflicts: ``topics``: (physical offset, topic)
-    of the first of them; ``fields``: the different fields by physical offset, if the sizes are
-    equal; ``verdicts``: by physical offset, how much better our consume queues and index match the
-    source's record than ours; ``hit``: physical offsets where the same message is damaged on one
-    side. ``disproved``: physical offsets where the verdict is that our record is wrong. ``end``:
-    end of the source's log when the comparison began. ``fillers``: (start, end) of what an earlier
-    repair wrote into our log and the source does not have. ``bare``: our log has no intact message
-    at all.
+    ``equal``: intact records and end-of-file records (blanks) that are equal in both logs.
+    ``offered``: intact records and blanks of the source at offsets where our log has no intact
+    record. ``conflicts``: intact records and blanks of the source where our log has different
+    intact records. ``stretches``: parts of our log without intact records. ``end``: end of the
+    source's log when the comparison began. ``fillers``: arrays of ranges (start, end) that an
+    earlier repair wrote into our log and that the source does not have. ``bare``: whether our log
+    has no intact message at all.
+
+    Details of conflicts: ``topics``: (physical offset, topic) of the first conflicts. By physical
+    offset: ``fields``: names of the fields that differ, if both records have the same size;
+    ``verdicts``: score by which our consume queues and index match the source's record better than
+    ours. Physical offsets: ``hit``: both logs have the same message, but one of them is damaged;
+    ``disproved``: the verdict is that our record is wrong.
     """
 
     equal: Ranges
@@ -83,10 +90,11 @@ class Comparison:
     bare: bool = False
 
     def settle(self) -> None:
-        """Resolve the conflicts after both logs are compared. Our record is damaged if our own
-        consume queues and index match the source's record better. A single different record between
-        equal records is not a split brain: the source's record is damaged if they match ours
-        better.
+        """Resolve the conflicts after both logs are compared.
+
+        If our consume queues and index match the source's record better, our record is damaged. If
+        they match our record better, and it is the only conflict between two equal records, the
+        source's record is damaged and this is not a split brain.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()
@@ -105,7 +113,9 @@ class Comparison:
 
 
 class _PartsLog(CommitLog):
-    """The log with its pieces applied; missing parts have no file."""
+    """Our log as a `CommitLog`: its files with the planned pieces applied, without missing
+    files.
+    """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         there = [part for part in parts if part.path is not None or part.pieces]
@@ -130,8 +140,8 @@ class _PartsLog(CommitLog):
 
 
 class _Side(Side):
-    """One side of the comparison, which remembers end-of-file records. ``log`` replaces that of
-    ``store``.
+    """One of the two compared logs, with its end-of-file records. ``log`` is read instead of the
+    log of ``store``.
     """
 
     def __init__(self, name: Name, store: Store, log: CommitLog, end: int) -> None:
@@ -162,7 +172,7 @@ class _Pass(PhysicalPass):
         super().same(batch, rows)
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         inside, _ = self._inside(offset, size)
-        self._comparison.equal.add(offset[~inside], size[~inside])  # the others are damaged alike
+        self._comparison.equal.add(offset[~inside], size[~inside])  # inside: damaged in both logs
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
         if side.name == "a":
@@ -214,7 +224,9 @@ class _Pass(PhysicalPass):
         return knowledge(self.a.store, self._witness, record)
 
     def _timed(self, ours: Record, theirs: Record) -> int:
-        """Return 1 if the index confirms the source's store time only, -1 if only ours, else 0."""
+        """Return 1 if the index confirms only the source's store time, -1 if it confirms only ours,
+        else 0.
+        """
         if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MAX_ASKED:
             return 0
         self._asked += 1
@@ -223,14 +235,18 @@ class _Pass(PhysicalPass):
                 - all(key.agrees(ours.store_timestamp) for key in keys))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
-        """Return (whether each record is in a stretch, the number of the stretch)."""
+        """Return two arrays: for each record, whether it is inside a stretch, and the number of
+        that stretch.
+        """
         number = np.searchsorted(self._starts, offset, "right") - 1
         inside = number >= 0
         inside &= offset + size <= self._ends[number]
         return inside, number
 
     def _theirs(self, batch: Batch, rows: Array) -> None:
-        """Sort intact source records that differ from ours into offered records and conflicts."""
+        """Add intact records of the source that differ from ours to the offered records or the
+        conflicts.
+        """
         if not len(rows):
             return
         batch = batch.select(rows)
@@ -261,7 +277,7 @@ class _Pass(PhysicalPass):
     def _weigh(self, stretch: EmptyRange, batch: Batch, rows: Array) -> None:
         if self._witness is None or stretch.filled:
             return
-        # Consume queue entries in the stretch: some point to a record, others contradict one.
+        # Consume queue entries that point into the stretch confirm a record or contradict one.
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         low, high = int(offset[0]), int(offset[-1] + size[-1])
         places, sizes = self._witness.rows(low, high)
@@ -273,9 +289,9 @@ class _Pass(PhysicalPass):
             right = here & (places == offset[which]) & (sizes == size[which])
             agreeing[which[right]] = True
             against.update(np.unique(which[here & ~right]).tolist())
-        # A damaged entry may point anywhere: the entry of the record's queue offset decides.
+        # A damaged entry may point anywhere, so the entry at the record's queue offset decides.
         against = {index for index in against if not self._confirmed(stretch, batch, rows[index])}
-        # Keys of the index, of some of the records.
+        # Index keys of a sample of the records.
         key_places, hashes = self._witness.keys(low, high)
         keyed = np.flatnonzero(np.isin(offset, key_places))
         keys = 0
@@ -288,8 +304,8 @@ class _Pass(PhysicalPass):
                 stretch.agree(int(offset[index]), int(offset[index] + size[index]))
             else:
                 against.add(index)
-        # What is contradicted does not agree; the latest record whose time the log knows ends what
-        # is.
+        # Contradicted records do not count as agreeing. Up to the last agreeing record whose store
+        # time is in the checkpoint, the source's log is ours.
         for index in sorted(against):
             agreeing[index] = False
             stretch.against.append((int(offset[index]), int(offset[index] + size[index])))
@@ -308,7 +324,9 @@ class _Pass(PhysicalPass):
 
 
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
-    """Return how many of these confirm a record: its entry, its index keys, its tags code."""
+    """Return the number of structures that confirm a record, out of three: the consume queue entry,
+    the tags code in it, and the index keys.
+    """
     if witness is None:
         return 0
     place = record.physical_offset
@@ -330,14 +348,16 @@ def _has_its_tags(store: Store, record: Record) -> bool:
 
 
 def _is_torn(raw: bytes, other: bytes) -> bool:
-    """Return whether ``raw`` is ``other`` with zeros instead of its last bytes (a torn write)."""
+    """Return whether ``raw`` equals ``other`` except for zeros in place of the last bytes (a torn
+    write).
+    """
     length = len(raw.rstrip(b"\0"))
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
 def _ask_doubtful(gone: EmptyRange, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
-    """Count which doubtful records of ours the source confirms and which it contradicts. Records
-    where the source has no message are not counted.
+    """Count which doubtful records of our log the source confirms and which it contradicts. Records
+    at offsets where the source has no message are not counted.
     """
     for place, size in gone.doubtful:
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
@@ -349,9 +369,9 @@ def _ask_doubtful(gone: EmptyRange, log: _PartsLog, theirs: _Side, comparison: C
 
 
 def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
-    """Return the physical offsets of our records after the end of the source's file if they are in
-    a stale page: the logs are equal before and after it, and no entry or index key points to the
-    records.
+    """Return the physical offsets of our records after ``blank``, the source's end-of-file record,
+    if these records are in a stale page: the logs are equal before and after the page, and no entry
+    or index key points to the records. Otherwise return an empty list.
     """
     before, behind = comparison.equal.before(blank.start), comparison.equal.behind(blank.end)
     place = log.locate(blank.start)
@@ -371,8 +391,8 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
 def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Survey,
             gone: Sequence[EmptyRange],
             progress: Callable[[int], None] | None = None) -> Comparison:
-    """Compare both logs. ``parts``: our log; ``gone``: stretches without intact records in
-    ``survey``.
+    """Compare our log with the source's. ``parts``: our log; ``gone``: its stretches without intact
+    records, from ``survey``.
 
     Raises: StoreIOError; RefusedError if no message of the source belongs to our log.
     """
@@ -385,7 +405,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Su
             ranges.settle()
         for stretch in gone:
             _ask_doubtful(stretch, log, b, comparison)
-        # Blanks that close a file: equal, offered, or in the place of messages of ours.
+        # End-of-file records of the source: equal to ours, offered, or where our log has messages.
         ended: list[Range] = []
         for start, length in b.blanks.items():
             blank = Range(start, start + length)
@@ -394,14 +414,14 @@ def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Su
             elif any(stretch.start <= start and blank.end <= stretch.end for stretch in gone):
                 comparison.offered.put(blank)
             elif not any(stretch.start <= start < stretch.end for stretch in gone):
-                ended.append(blank)  # ours goes on in its file
+                ended.append(blank)  # our log has more messages in this file
         comparison.equal.settle()
         comparison.verdicts.update((place, 1) for blank in ended
                               for place in _unknown(log, comparison, blank))
     for blank in ended:
         comparison.conflicts.put(blank)
     comparison.settle()
-    # A log of which nothing agrees with ours is another log.
+    # A log without any agreement with ours is another log.
     comparison.bare = not survey.messages
     others = sum(item.messages for item in comparison.conflicts.items) - sum(
         next(comparison.conflicts.within(place, place + 1), None) is not None

@@ -1,9 +1,9 @@
-"""Kinds of content of a body, and how rarely a wrong change preserves the kind.
+"""Recognise text, JSON and zlib streams in bodies, as evidence for corrections.
 
-A wrong change that matches a CRC is a random one. So of all changes that are tried, only those
-count after which the body is of its kind: text, JSON, a zlib stream. The number of such changes is
-counted where that is easy, else an upper bound is estimated from samples. So the chance of a wrong
-correction comes out too high rather than too low.
+A wrong correction that matches a CRC is a random change, after which a body is rarely still text,
+JSON or a zlib stream with a right checksum. So only changes that preserve such a content count as
+candidates. Their number is counted where that is easy; otherwise an upper bound is estimated from
+samples. So the computed chance of a wrong correction is too high rather than too low.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record
 
 ZLIB_CHANCE = 2.0 ** -32
-"""Chance that a wrong stream matches the checksum at its end."""
+"""Chance that a damaged zlib stream matches the checksum at its end."""
 _LONG_CODE = 4
-"""Largest number of bytes of a UTF-8 character."""
+"""Maximum length of a UTF-8 character in bytes."""
 _CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
 _CONTROL = re.compile(f"[{_CONTROLS}]".encode())
 _MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _SECTOR, _EDGE = 512, 16
-"""Number of random bytes at the edge of a sector that may look like text; more hardly ever do."""
+"""Size of a sector in bytes, and maximum number of random bytes at its edge that happen to be
+text.
+"""
 _MAX_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
 _MIN_SAMPLES = 16
 
 
 class Odd(NamedTuple):
-    """Range ``[start, end)`` outside of which everything is text. ``zero``: all bytes in it are
-    NULs.
+    """Range ``[start, end)`` of a content, outside of which all bytes are text. ``zero``: whether
+    all bytes in the range are NULs.
     """
 
     start: int
@@ -51,8 +53,8 @@ def compression(record: Record) -> str | None:
 
 
 def unpacks(record: Record) -> bool | None:
-    """Return whether a compressed body can be decompressed; None if it is not compressed, or the
-    codec is missing.
+    """Return whether a compressed body can be decompressed; None if it is not compressed or its
+    codec is not available.
     """
     if compression(record) is None:
         return None
@@ -69,7 +71,7 @@ def unpacks(record: Record) -> bool | None:
 
 
 def is_zlib(body: bytes) -> bool:
-    """Return whether the complete body is one zlib stream with a right checksum."""
+    """Return whether the body consists of exactly one zlib stream with a right checksum."""
     codec, left = zlib.decompressobj(), MAX_DECOMPRESSED
     try:
         data = codec.decompress(body, left)
@@ -87,11 +89,11 @@ def is_zlib(body: bytes) -> bool:
 
 
 def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
-    """Return the range of bytes that are not text; None if everything is text.
+    """Return the range that contains all bytes that are not text; None if all bytes are text.
 
-    Text is UTF-8 without control characters except tabs and line ends; in ``properties`` their
-    separators are text, too. If the control characters alone cover a long range, that range is
-    returned without decoding the bytes, which takes long.
+    Text is UTF-8 without control characters except tabs and line ends. ``properties``: whether the
+    content is a properties string, whose separators count as text. If the control characters alone
+    span a long range, that range is returned without the slow decoding of UTF-8.
     """
     control = _CONTROL.search(content)
     if control is not None:
@@ -105,7 +107,7 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
     first = pattern.search(text)
     if first is None:
         return None
-    # From the end: other bodies may have millions of them.
+    # Search backwards from the end: a binary body may have millions of matches.
     last = pattern.search(text[::-1])
     assert last is not None
     start = len(text[:first.start()].encode("utf-8", "surrogateescape"))
@@ -114,11 +116,11 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """Return how many bytes could be the one that must change to make the body text; None if it is
+    """Return the number of bytes of which one must change to make the body text; None if it is
     text.
 
-    A control character itself must change. If the decoder stops, the wrong byte is there or in the
-    character before.
+    For a control character this is 1. If the UTF-8 decoder stops at an invalid sequence, the wrong
+    byte is in that sequence or in the character before it.
     """
     try:
         match = _ODD.search(body.decode("utf-8"))
@@ -128,11 +130,11 @@ def not_text(body: bytes) -> int | None:
 
 
 def has_bad_sectors(body: bytes, place: int) -> bool:
-    """Return whether whole sectors of a text body at ``place`` of the log are not text: from one
-    sector border to another, with text before and after.
+    """Return whether complete sectors of a text body are not text, with text before and after them.
 
-    So much damage cannot be explained by a change of a few bytes elsewhere. The binary part of an
-    intact body matches sector borders by chance once in 900 times.
+    ``place``: physical offset of the body. A few changed bytes elsewhere cannot explain such
+    damage. In an intact body, a binary part matches sector borders by chance only once in 900
+    cases.
     """
     first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
     if first is None or last is None or len(body) < _SECTOR:
@@ -164,10 +166,11 @@ def is_json(body: bytes) -> bool:
 
 
 def most_json(size: int, seed: int, changed_body: Callable[[Random], bytes]) -> float:
-    """Return an upper bound for the share of changed bodies that are JSON (99.9 % confidence).
+    """Return an upper bound for the share of randomly changed bodies that are JSON (99.9 %
+    confidence); 1 if the bodies are too large for enough samples.
 
-    ``size``: of one body, in bytes; the larger, the fewer samples. 1 if there would be too few.
-    ``seed``: the same seed gives the same samples.
+    ``size``: size of a body in bytes; larger bodies get fewer samples. ``seed``: the same seed
+    gives the same samples. ``changed_body``: function that returns a randomly changed body.
     """
     samples = min(_MAX_SAMPLES, _SAMPLED_BYTES // max(1, size))
     if samples < _MIN_SAMPLES:

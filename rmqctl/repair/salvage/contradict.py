@@ -2,12 +2,12 @@
 
 Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
 properties that create entries in further queues. A consume queue entry alone does not prove that a
-message is wrong, because folders of queues are copied and renamed. The entry is believed if the log
-itself lacks exactly that message, between others of its queue. A record that cannot be corrected
-then is replaced by a filler.
+message is wrong, because queue folders are copied and renamed. The entry is believed if the log
+lacks exactly the message that it describes, between other messages of that queue. If the record
+cannot be corrected then, it is replaced by a filler.
 
-Yield (benchmarks/stage_yields.py): any value in the queue offset 60 of 60, in the queue id 56 (the
-others have no entry), one byte of the topic 60.
+Yield (benchmarks/stage_yields.py): 60 of 60 with any value in the queue offset, 56 of 60 with any
+value in the queue id (the others have no entry), 60 of 60 with one changed byte of the topic.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
 _MAX_QUEUES = 1 << 16
-"""Exclusive upper limit of a valid queue id: no topic has as many queues."""
+"""Exclusive upper limit of valid queue ids: no topic has that many queues."""
 
 
 class Contradictions:
-    """One round of checks: `of_rows`, then `of_places`. Corrections and rejections go into
+    """One round of checks: `of_rows`, then `of_places`. Corrections and rejections are added to
     ``records``.
 
-    ``skipping``: light queues in which the broker itself left gaps, so that their entries have
-    queue offsets that are too low. The gaps change with each start of the broker, which sets the
-    queue offsets back.
+    ``skipping``: light queues in which a broker assigned queue offsets without writing entries.
+    Their later entries have lower queue offsets than the messages name, by a number that changes
+    with each start of the broker.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,
@@ -56,7 +56,7 @@ class Contradictions:
             self.by_place.setdefault(row.physical, []).append(row)
 
     def of_rows(self) -> None:
-        """Correct or reject records that entries contradict. Raises: StoreIOError."""
+        """Correct or reject records that consume queue entries contradict. Raises: StoreIOError."""
         for physical, rows_there in sorted(self.by_place.items()):
             _, record, raw = self._records.read(physical, rows_there[0].size)
             if record is None or not record.crc_ok or self._records.is_replaced(physical):
@@ -79,9 +79,9 @@ class Contradictions:
     def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
         """Correct or reject records that are out of order in their queue.
 
-        ``but``: physical offsets of records to skip, as their topic is doubtful. Queues with
-        ``undecided`` records are skipped, too: they prove nothing of other records. Raises:
-        StoreIOError.
+        ``but``: physical offsets of records to skip because their topic is doubtful. ``undecided``:
+        physical offsets of records that may not be messages; their queues are skipped, because such
+        records prove nothing about others. Raises: StoreIOError.
         """
         read = [self._records.read(place, None)[1] for place in sorted(undecided)]
         doubtful = {(os.fsdecode(record.topic), record.queue_id) for record in read if record}
@@ -95,15 +95,15 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Return whether the log, and not only a folder's name, shows that the entry's message is
-        missing.
+        """Return whether the log, and not only a folder's name, shows that the message of an entry
+        is missing.
 
-        A queue of which the log has no message at all is believed only for a single entry that
-        differs from the message in one bit. If an entry of the message's own queue points to it,
-        other entries of that queue are not believed; nor are they for a batch whose properties
-        confirm its queue offset. If the message before or after has the adjacent queue offset, no
-        entry of the message's size with another queue or queue offset is believed, except of a
-        light queue.
+        * If the record is in order in its queue, an entry with the record's size but another queue
+          or queue offset is not believed, unless it is in a light queue.
+        * If an entry of the record's own queue points to the record, or if the properties of a
+          batch confirm its queue offset, other entries of that queue are not believed.
+        * If the log has no message of the entry's queue, the entry is believed only if it is the
+          single entry of that queue and differs from the record in one bit.
         """
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
@@ -119,7 +119,7 @@ class Contradictions:
             return True
         if own not in self._store.queues and not 0 <= record.queue_id < _MAX_QUEUES and (
                 row.key[0], row.queue_offset) == (own[0], record.queue_offset):
-            return True  # no queue has such a number, and the entry says all the rest
+            return True  # the queue id is invalid, and the entry confirms the rest
         if own in self._store.queues or sum(
                 astray.key == row.key for astray in self._evidence.astray) != 1:
             return False
@@ -132,9 +132,9 @@ class Contradictions:
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
 
     def _is_of_a_copy(self, record: Record, row: FoundRow) -> bool:
-        """Return whether an entry is probably from a copied file of another queue: the message's
-        own entry points to the message, and the entry is not of a light queue or has the queue
-        offset of one of the message's entries.
+        """Return whether an entry is probably in a file that was copied from one queue to another:
+        the record's own entry points to the record, and the given entry is in an ordinary queue or
+        has the queue offset of one of the record's entries.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.batch or row.key == own or not self._leads(own, record.queue_offset, row.physical):
@@ -145,7 +145,8 @@ class Contradictions:
 
     def _is_another(self, record: Record, corrected: Record) -> bool:
         """Return whether consume queue and index contain another message at the record's physical
-        offset: the entry differs in more than one field, and the index has other keys there.
+        offset: the entry's values (``corrected``) differ from the record's in more than one field,
+        and the index has other keys at this offset.
         """
         fields = sum((record.topic != corrected.topic, record.queue_id != corrected.queue_id,
                       record.queue_offset != corrected.queue_offset))
@@ -162,11 +163,11 @@ class Contradictions:
         """
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
-            return True  # its own queue knows it: its properties lost the further queues
+            return True  # its own entry is right: its properties lost the further queues
         if own not in self._store.queues and own not in self._store.batch_queues and any(
                 hole.inner for row in rows if (hole := holes_with(
                     self._gatherer.holes, row.key, row.queue_offset))):
-            return True  # nobody knows its queue, and another one lacks it
+            return True  # its queue is unknown, and another queue lacks it
         return any(run.low == run.high == record.physical_offset
                    for run in self._gatherer.misfits.get(own, ()))
 
@@ -174,9 +175,10 @@ class Contradictions:
         """Correct or reject a single record whose queue offset does not fit into its queue, if no
         entry points to it.
 
-        If its queue offset is one bit off from the gap around it, it belongs into that gap. If its
-        queue offset is after the end of the queue, it is rejected, as the queue would have a gap.
-        If its queue offset is lower, it is kept: the topic may have been created again.
+        If exactly one flipped bit makes the queue offset fit into a gap of the queue at this
+        position, the queue offset is corrected. If the queue offset is after the end of the queue,
+        the record is rejected, because the queue would have a gap. Otherwise the record is kept:
+        the topic may have been deleted and created again.
         """
         _, record, raw = self._records.read(run.low, None)
         if record is None or self._leads(key, record.queue_offset, run.low):
@@ -201,7 +203,7 @@ class Contradictions:
         named = [row for row in rows if row.key == own
                  and row.queue_offset == record.queue_offset]
         if named and not sysflag.has_consume_queue_row(record.sys_flag):
-            # NONE and PREPARED, COMMIT and ROLLBACK differ in just this bit.
+            # NONE differs from PREPARED, and COMMIT from ROLLBACK, in just this bit.
             return unless_crc_differs(with_fields(
                 raw, sys_flag=record.sys_flag ^ sysflag.TRANSACTION_PREPARED))
         if not self._leads(own, record.queue_offset, record.physical_offset) or not (
@@ -217,7 +219,7 @@ class Contradictions:
                 corrected = replace(record, topic=topic, queue_id=row.key[1],
                                     queue_offset=row.queue_offset)
                 turned = (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
-                # Torn: a row that says all the rest of it is proof enough.
+                # A torn topic: only an entry that agrees in all other fields is proof enough.
                 if turned > 16 and row not in alike:
                     continue
                 return unless_crc_differs(build(corrected))
@@ -235,8 +237,9 @@ class Contradictions:
         return unit is not None and unit.physical_offset == physical
 
     def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
-        """Return the record with one bit of its properties flipped so that they name the missing
-        entries; else with rewritten properties, if possible.
+        """Return the record with one bit of its properties flipped so that they name the given
+        entries; if no bit does that, with rewritten properties; None if that is not possible
+        either.
         """
         text = record.properties
         if len(text) > 4096:
@@ -244,7 +247,7 @@ class Contradictions:
         text_start = len(raw) - len(text)
         wanted = {(row.key[0], row.queue_offset) for row in rows}
         ranges = {(row.queue_offset, row.count) for row in rows if row.batch}
-        # A changed name or number gives a row that no queue knows: it goes with the mending.
+        # A damaged name or number names an entry that does not exist; the right bit removes it.
         before = dispatched(text)
         for bit in range(8 * len(text)):
             bent = bytearray(text)
@@ -270,18 +273,18 @@ class Contradictions:
             (name, light.id_of(name, record.queue_id, offset, place, leads)), offset, place)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
-        """Return the properties with the missing queues named again; the size stays the same.
+        """Return properties of the same size that name the queues of the given entries again.
 
-        Other readable properties are kept as far as the space allows. None if the space is too
-        small or the entries name no queue.
+        Other readable properties are kept if there is space for them. None if the space is too
+        small for the names, or if the entries add no name.
         """
-        # What of the properties can still be read.
+        # The properties that are still readable.
         own = os.fsdecode(record.topic), record.queue_id
         properties = {name: value for name, value in props.parse(
             record.properties.decode("utf-8", "replace")).items()
             if name.isprintable() and value.isprintable() and "\ufffd" not in name + value
             and name not in (props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET)}
-        # What the rows say: further queues, or the range of a batch.
+        # The entries are of further queues, or have the range of a batch.
         further = {(row.key[0], row.queue_offset) for row in rows if row.key != own}
         further |= self._led(record, dispatched(record.properties))
         batch = [row for row in rows if row.batch and row.key == own]
@@ -295,7 +298,7 @@ class Contradictions:
             names = sorted(further)
             wanted[props.MULTI_DISPATCH] = ",".join(name for name, _ in names)
             wanted[props.MULTI_QUEUE_OFFSET] = ",".join(str(offset) for _, offset in names)
-        # Others give way, the last first, until it fits.
+        # Drop readable properties, the last one first, until the rest fits.
         room = len(record.properties)
         while True:
             text = props.build({**properties, **wanted}, trailing=False).encode(
@@ -307,8 +310,8 @@ class Contradictions:
             properties.popitem()
 
     def _says(self, record: Record, row: FoundRow) -> bool:
-        """Return whether a record names an entry itself, so that the entry does not
-        contradict it.
+        """Return whether the header or the properties of a record name an entry, so that the entry
+        does not contradict the record.
         """
         return _says(record, row) or (row.key[0] in self._skipping and any(
             name == row.key[0] and offset > row.queue_offset
@@ -327,7 +330,7 @@ def _says(record: Record, row: FoundRow) -> bool:
 
 
 def _says_twice(record: Record) -> bool:
-    """Return whether the properties of a batch contain the queue offset of its header, too."""
+    """Return whether a record is a batch whose properties repeat the queue offset in its header."""
     range_said = batch_range_of(record.properties)
     return bool(record.sys_flag & sysflag.INNER_BATCH) and range_said is not None and (
         range_said[0] == record.queue_offset)

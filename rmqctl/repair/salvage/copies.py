@@ -1,7 +1,7 @@
-"""Copy lost bytes from another store that proves to have the same log.
+"""Copy lost bytes from another store whose log is proven to be the same.
 
-A log only grows at its end, and a slave copies its master's log byte for byte. So the intact bytes
-between two records that both logs have at the same offsets are the same in both
+A log only grows at its end, and a slave copies its master's log byte for byte. So if two records
+are equal in both logs, the bytes between these records were equal, too
 (`rmqctl.repair.salvage.proven`).
 """
 
@@ -40,8 +40,8 @@ class CopyResult:
 
     ``parts``: the files of the log with the copied bytes; ``files``: complete contents of some
     files, by the file's first physical offset. ``places``: ranges ``[start, end)`` of copied bytes;
-    ``yielded``: ranges of ours that were replaced by a preferred source's. ``conflicts``: number of
-    unresolved conflicts.
+    ``yielded``: ranges of our log that bytes of a preferred source replace. ``messages``: number of
+    copied messages; ``conflicts``: number of unresolved conflicts.
     """
 
     parts: list[LogPart]
@@ -59,19 +59,20 @@ class CopyResult:
 
     @property
     def void_from(self) -> int | None:
-        """Return the physical offset from which all of ours was replaced; entries that point there
-        are stale.
+        """Return the physical offset from which a preferred source replaces the rest of our log;
+        None if it does not. Entries that point after this offset are stale.
         """
         end = self.parts[-1].end
         return min((low for low, high in self.yielded if high >= end), default=None)
 
 
 class Copier:
-    """Copier of what our log lacks, from one source after the other.
+    """Copier of the bytes that our log lacks, from one source after another.
 
-    ``survey_of``: function (parts, ranges, offsets) that surveys a log: in these ranges, records
-    that are intact by themselves no longer count as damaged; at these physical offsets, records
-    count as damaged from now on. ``strange``: ranges of ours that belong to no message of this log.
+    ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Records in these
+    ranges no longer count as damaged if they are intact by themselves; records at these physical
+    offsets count as damaged from now on. ``strange``: ranges of our log with complete records that
+    are not messages of this log.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
@@ -89,7 +90,7 @@ class Copier:
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[LogSource]) -> tuple[
             CopyResult, Survey]:
-        """Return what was copied and the survey after it.
+        """Copy from the sources; return the result and the survey of the log with the copied bytes.
 
         Raises: StoreIOError; RefusedError for a source with another log.
         """
@@ -105,7 +106,7 @@ class Copier:
                 self._fillers += given_up
                 survey = self._survey_of(result.parts, [], comparison.disproved)
                 gone, comparison = self._compared(result, source, survey)
-            if not source.preferred:  # sources were weighed where one gave the message
+            if not source.preferred:  # an earlier source provided the message
                 comparison.conflicts.items = [item for item in comparison.conflicts.items
                                          if item.messages != 1 or not result.has(item.start)]
             if comparison.conflicts.items:
@@ -122,7 +123,7 @@ class Copier:
             for stretch in gone:
                 if comparison.offered.has_any(stretch.start, stretch.end):
                     self._stretch(result, source, comparison, stretch)
-            # What an earlier repair put there stays, where nothing better has come.
+            # Keep fillers of an earlier repair where nothing was copied.
             new = [*result.places[before:], *((place, place + 1) for place in given_up)]
             if new:
                 survey = self._survey_of(result.parts, new, ())
@@ -140,7 +141,7 @@ class Copier:
 
     def _conflicts(self, result: CopyResult, source: LogSource, comparison: Comparison) -> list[
             tuple[int, int]]:
-        """Report where both logs have different intact messages; return these spans."""
+        """Report the spans in which the logs have different intact messages; return these spans."""
         spans: dict[tuple[int, int], int] = {}
         # Conflicts between the same two equal parts of the logs count as one.
         for item in comparison.conflicts.items:
@@ -148,12 +149,12 @@ class Copier:
             span = (0 if before is None else before.end, ENDLESS if behind is None
                     else behind.start)
             spans[span] = spans.get(span, 0) + item.messages
-        # The decision, in words.
+        # The decision in words.
         decided = source.preferred or self._keep_ours
         words = (f"{source.name} is preferred" if source.preferred else _KEPT
                  if self._keep_ours else
                  f"this store's copy is kept, unless --prefer {source.name} is given")
-        # One action for each, with topics and fields.
+        # One action for each span, with topics and fields.
         for (low, high), messages in spans.items():
             start = max(low, min(item.start for item in comparison.conflicts.within(low, high)))
             end = min(high, max(comparison.end, result.parts[-1].end) if high == ENDLESS else high)
@@ -191,7 +192,9 @@ class Copier:
     def _other_way(
             self, result: CopyResult, source: LogSource, stretch: EmptyRange
     ) -> tuple[int, int]:
-        """Report the rest of the log after a stretch where the logs diverge; return its span."""
+        """Report that the logs diverge after a stretch; return the span from its start to the log's
+        end.
+        """
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
         result.actions.append(Action(
@@ -204,7 +207,9 @@ class Copier:
         return stretch.start, ENDLESS
 
     def _give_way(self, result: CopyResult, spans: Sequence[tuple[int, int]]) -> Survey:
-        """Zero our bytes in conflicts, so that the preferred source's are copied."""
+        """Zero our bytes in the given spans, so that the preferred source's bytes are copied;
+        return the new survey.
+        """
         result.yielded += spans
         pieces: dict[int, list[OverlayPiece]] = {}
         for low, high in spans:
@@ -218,9 +223,9 @@ class Copier:
 
     def _stretch(self, result: CopyResult, source: LogSource, comparison: Comparison,
                  stretch: EmptyRange) -> None:
-        # How much of the stretch is proven, or that the source is preferred.
+        # Copy the part of the stretch that is proven, or all of it if the source is preferred.
         proven = proven_part(result.parts, source, comparison, stretch)
-        is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
+        is_head = stretch.start < result.parts[0].base  # expired files are not restored
         why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
             stretch.start, stretch.end) else "not all of it is proven"
         if source.preferred and not is_head and why:
@@ -232,14 +237,14 @@ class Copier:
                 f"{source.name}: {plural(sum(item.messages for item in items), 'message')} from "
                 f"physical offset {max(items[0].start, stretch.start)} on not copied: {proven}")
             return
-        # Say what is left out, and why.
+        # Report what is not copied, and why.
         left = [max(item.start, proven.end) for item in comparison.offered.within(
             proven.end, stretch.end) if item.messages]
         if left:
             result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
                                 "are not copied: nothing in this store proves that the log "
                                 "continued like that")
-        # What is copied: no record that ours contradicts, none far away.
+        # The ranges to copy: without records that our log contradicts, and not far from our files.
         ranges = [clipped for item in comparison.offered.within(proven.start, proven.end)
                   if (clipped := _clipped(source, item, proven.start, proven.end)) is not None]
         if not source.preferred:
@@ -260,8 +265,8 @@ class Copier:
 
     def _undisputed(self, result: CopyResult, source: LogSource, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
-        """Return the ranges without messages that our log or other sources contradict, and report
-        those messages.
+        """Return the ranges without the messages that our log or other sources contradict, and
+        report these messages as conflicts.
         """
         others = [other for other in self._sources if other is not source]
         replaced = sorted([*self._strange, *(
@@ -325,7 +330,9 @@ class Copier:
 
 
 def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | None:
-    """Return the part of a range between two offsets at frame boundaries; None if it is empty."""
+    """Return the part of a range between two physical offsets, which must be starts of frames; None
+    if that part is empty.
+    """
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
         return None
@@ -341,8 +348,8 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
 
 
 def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
-    """Return the ranges without our doubtful records that differ from the source's: the bytes
-    copied around these records may prove ours.
+    """Return the ranges without the extents of those of our doubtful records that differ from the
+    source's record of the same size. The bytes copied around such a record may prove it.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:
@@ -360,7 +367,9 @@ def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) ->
 
 def _near(source: LogSource, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
         list[Range], str]:
-    """Return (the ranges that can belong to this log's files, why others cannot)."""
+    """Return (the ranges that can belong to this log's files, the reason why other ranges
+    cannot).
+    """
     size, (low, high) = parts[0].size, (parts[0].base, parts[-1].end)
     near, why = [], ""
     behind = [item for item in ranges if item.end > low]
@@ -370,7 +379,7 @@ def _near(source: LogSource, ranges: Sequence[Range], parts: Sequence[LogPart]) 
             why = (f"{away // size} files would be missing between this store's log and physical "
                    f"offset {item.start}, so that is probably not part of it")
             continue
-        # A record is in one file: where ours end the source's must end, too.
+        # A record is never in two files: where our files end, the source's files must end, too.
         first = parts[0].base - (parts[0].base - item.start - 1) // size * size
         border = next((border for border in range(first, item.end, size)
                        if (file := source.log.file_of(border)) is None

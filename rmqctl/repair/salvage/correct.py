@@ -2,26 +2,27 @@
 
 A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
 commitlog.md §5.4), are corrected if exactly one change makes them match and a false match is
-unlikely: n changes are tried, each has 1 chance in 2^31 to match bytes that were damaged in another
-way (a record stores 31 bits of a CRC). A total chance above `MAX_CHANCE` is refused, unless the
-content gives more evidence (`rmqctl.repair.salvage.contents`):
+unlikely: if n changes are tried, each of them has a chance of 1 in 2^31 of matching bytes that were
+damaged in another way (a record stores 31 bits of a CRC). If the total chance is above
+`MAX_CHANCE`, nothing is corrected unless the content gives more evidence
+(`rmqctl.repair.salvage.contents`):
 
 * the bytes are text only after the change: then only changes around the bytes that are not text
   count;
 * the bytes are JSON only after the change: then only changes that make them JSON count;
 * the body is a zlib stream: then the checksum at its end must be right, too.
 
-If whole sectors of a text are not text, the damage is there, and no other change is tried. All
-chances of one repair, also those of records that remain unexplained, add up to at most `MAX_WRONG`
-(`Chances`).
+If complete sectors of a text are not text, these sectors are the damage, and no change is tried.
+The chances of all records in one repair, including records without a correction, add up to at most
+`MAX_WRONG` (`Chances`).
 
 Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 of 60 with one
-changed byte. Of 60 with any value in the body's CRC 43 are restored (`damaged_crc`).
+changed byte, 43 of 60 with any value in the body's CRC (`damaged_crc`).
 
-Up to four adjacent damaged bytes are only solved at known positions (`rmqctl.repair.salvage.torn`).
-An appended CRC does not prove the body again: both CRCs have the same polynomial, so a change that
-matches the body CRC matches the appended CRC, too. It only shows that nothing else is damaged, and
-the 32nd bit of the body CRC.
+Up to four adjacent damaged bytes are restored only at known positions
+(`rmqctl.repair.salvage.torn`). An appended CRC does not prove the body again: both CRCs have the
+same polynomial, so a change that matches the body CRC matches the appended CRC, too. It only adds
+the 32nd bit of the body CRC, and shows that nothing else is damaged.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ _UNPACKED = "the corrected body cannot be decompressed"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A change of the bytes ``before`` at ``position`` of a record to ``after``; result:
+    """A change of a record's bytes at ``position`` from ``before`` to ``after``, with the resulting
     ``record``.
 
-    ``what``: the change, in words; ``tried``: number of candidates; ``chance``: of a false match
-    among them; ``witnesses``: structures that confirm it.
+    ``what``: the change, in words; ``tried``: number of candidates; ``chance``: chance of a false
+    match among the candidates; ``witnesses``: structures that confirm the change.
     """
 
     position: int
@@ -116,11 +117,12 @@ class Chances:
 
 def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
               chances: Chances | None = None) -> Correction | str | None:
-    """Return the correction of a record at its own physical offset; a reason if no correction is
-    certain; None if nothing explains the damage.
+    """Return the correction of a record that is at its own physical offset; the reason if a
+    correction exists but is not certain; None if no change explains the damage.
 
-    ``raw``: the bytes from which ``record`` was decoded. ``sealed``: the store's messages have
-    appended CRCs. ``chances``: of this repair.
+    ``raw``: the bytes from which ``record`` was decoded. ``how``: the kind of changes to try.
+    ``sealed``: whether the store's messages have appended CRCs. ``chances``: shared by all records
+    of this repair.
     """
     if how == "off":
         return None
@@ -162,11 +164,12 @@ def explained_by_body(record: Record) -> bool:
 
 
 def damaged_crc(record: Record) -> str | None:
-    """Return the proof that the body CRC is damaged and not the body; None without a proof.
+    """Return the proof, in words, that the body CRC is damaged and the body is intact; None without
+    a proof.
 
-    No broker sets the highest bit of the CRC. The record's physical offset and lengths are between
-    this field and the body: if they are intact, one run of damage affects only the CRC or only the
-    body.
+    No broker sets the highest bit of the CRC, so a CRC with this bit is damaged. The record's
+    physical offset and lengths are stored between CRC and body: if these are intact, the same run
+    of damage cannot have reached the body.
     """
     if record.crc_ok or not record.body or not props.are_sound(record.properties) or (
             unpacks(record) is False) or has_bad_sectors(
@@ -183,26 +186,29 @@ def damaged_crc(record: Record) -> str | None:
 
 def _whole(raw: bytes, position: int, after: bytes, record: Record,
            sealed: bool) -> Record | None:
-    """Return the record with other bytes at a position, if it matches its CRCs then."""
+    """Return the record with the bytes ``after`` at a position if it then matches its CRCs; else
+    None.
+    """
     changed = raw[:position] + after + raw[position + len(after):]
     result = whole_record(changed, record.physical_offset, sealed)
     return None if result is None or (sealed and not append_crc.verify(changed)) else result
 
 
-# -- what is there in any case ---------------------------------------------------------------------
+# -- fields with only one possible value -----------------------------------------------------------
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Return whether a record had an appended CRC that is damaged: an invalid digit, or a wrong
-    letter of the property name. A message that was stored while the feature was off has nothing
-    similar.
+    """Return whether a record ends with an appended CRC, of whose property name at most three bytes
+    are damaged. A message that was stored while the feature was off ends with nothing similar.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MIN_OF_NAME
 
 
 def _name(raw: bytes, record: Record) -> Correction | None:
-    """Return a corrected name of the appended CRC, if the CRC matches then."""
+    """Return the correction of the appended CRC's property name if the record then matches that
+    CRC; else None.
+    """
     at = len(raw) - append_crc.SIZE
     if raw[at:].startswith(_CRC_NAME):
         return None
@@ -210,7 +216,9 @@ def _name(raw: bytes, record: Record) -> Correction | None:
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
-    """Return the body CRC computed from the body, if the record's own CRC matches then."""
+    """Return the correction of the body CRC to that of the body if the record then matches its
+    appended CRC; else None.
+    """
     if record.crc_ok:
         return None
     return _only_candidate(raw, record, body_crc_at(),
@@ -220,7 +228,9 @@ def _field(raw: bytes, record: Record) -> Correction | None:
 
 def _only_candidate(raw: bytes, record: Record, at: int, after: bytes,
                     what: str) -> Correction | None:
-    """Return the only candidate for the bytes at ``at``, if the record's own CRC matches then."""
+    """Return the correction of the bytes at ``at`` to their only possible value ``after`` if the
+    record then matches its appended CRC; else None.
+    """
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:
         return None
@@ -241,7 +251,7 @@ def _single_change(raw: bytes, record: Record, how: Correct,
         result = _whole(raw, change.position, after, record, sealed)
         if result is not None:
             matches.append((change, result))
-    # A compressed body must be one, too: of several that decides.
+    # A compressed body must also decompress; this may leave only one of several matches.
     unpacked = [(change, result) for change, result in matches if unpacks(result) is not False]
     if matches and not unpacked:
         return _UNPACKED
@@ -253,7 +263,9 @@ def _single_change(raw: bytes, record: Record, how: Correct,
 
 def _judged(raw: bytes, record: Record, change: ByteChange, result: Record, size: int,
             sealed: bool) -> Correction | str:
-    """Return the correction, or why the evidence is too weak. ``size``: bytes tried."""
+    """Return the correction, or the reason why the evidence is too weak. ``size``: number of bytes
+    in which changes were tried.
+    """
     what = "bit" if change.xor.bit_count() == 1 else "byte"
     per_byte, of_crc = _CHANGES[what]
     tried = per_byte * size + of_crc
@@ -292,7 +304,9 @@ class _Changed:
 
 
 def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[ByteChange]:
-    """Yield changes of the covered bytes, or of the CRC itself, that may explain a record."""
+    """Yield the changes of covered bytes, or of the CRC itself, that can explain a record's CRC
+    mismatch.
+    """
     by = one_bit if how == "bit" else one_byte
     if not record.crc_ok:
         start = body_at(record)
@@ -317,7 +331,9 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[ByteChange
 
 
 def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
-    """Return the original bytes of a run at a known position; a reason if they are not certain."""
+    """Return the correction of a damaged run at a known position; the reason if a correction exists
+    but is not certain; None if no run explains the damage.
+    """
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None
     for start, content, differences in _contents(raw, record):
@@ -344,7 +360,9 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
 
 
 def _contents(raw: bytes, record: Record) -> Iterator[tuple[int, torn.Content, tuple[int, ...]]]:
-    """Yield (position in the record, bytes to search for runs, CRC differences)."""
+    """Yield (position in the record, content that may have a damaged run, possible differences
+    between the computed and the stored CRC).
+    """
     place, body = record.physical_offset, body_at(record)
     if not record.crc_ok:
         share = ZLIB_CHANCE if compression(record) == "zlib" else 1.0

@@ -12,15 +12,15 @@ How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
   (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is omitted only if
   it does not fit.
 * ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level for ever in 4.9.3
-  (parseInt throws, the task comes again at the same offset). A message whose REAL_TOPIC is the half
-  topic is discarded with an error in the broker's log, and delivery goes on. Its tags code 0 means
-  due.
+  (parseInt throws, and the task is repeated at the same offset). A message whose REAL_TOPIC is the
+  half topic is discarded with an error in the broker's log, and delivery continues. The tags code 0
+  means that the message is due.
 * ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the check
   service treats the message as expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
 * ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is not a number: getLong returns -1,
   smaller than any offset, so the op counts as done.
 * ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; a message with time
-  0 goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
+  0 is delivered immediately, and TIMER_DEL_UNIQKEY makes doPut drop it.
 * batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap a
   body only with both flags.
 """
@@ -55,13 +55,13 @@ from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 
 MAX_FILLER = 4 << 20
-"""Largest filler in bytes: a broker's default limit of a message."""
+"""Maximum size of a filler in bytes: a broker's default maximum message size."""
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
 _MIN_BODY = 1
-"""Smallest body of a filler: the push consumer of 4.9 requests a message with an empty body again
-for ever, and mqadmin's printMsg stops at it.
+"""Minimum length of a filler's body in bytes. A push consumer of 4.9 requests a message with an
+empty body again for ever, and mqadmin's printMsg stops at such a message.
 """
 REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
@@ -84,8 +84,9 @@ class FillerEntry:
 class Style:
     """The common style of a store's fillers.
 
-    ``sealed``: they end with a ``__CRC32#`` property, as every message of the store does (a broker
-    with forceVerifyPropCRC truncates its log at a message without it). ``host``: (address, port).
+    ``sealed``: whether they end with a ``__CRC32#`` property, as every message of the store does (a
+    broker with forceVerifyPropCRC truncates its log at a message without it). ``host``: store host
+    (address, port).
     """
 
     sealed: bool = False
@@ -94,10 +95,10 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Content of a row filler. The first of ``rows`` is its own entry, the others are further
-    entries.
+    """Content of a row filler. The first of ``rows`` is the entry of its own queue, the others are
+    entries of further queues.
 
-    ``batch``: number of queue offsets in a batch queue, from its own on; 0 for a plain queue.
+    ``batch``: number of queue offsets that the filler covers in a batch queue; 0 for a plain queue.
     """
 
     rows: tuple[FillerEntry, ...]
@@ -109,7 +110,9 @@ class Filler:
 
     @property
     def required(self) -> dict[str, str]:
-        """Return the properties that the filler needs to be harmless and to get its entries."""
+        """Return the properties without which the filler would harm a broker or not get all its
+        entries.
+        """
         own = self.rows[0]
         properties = dict(REQUIRED.get(own.topic, {}))
         if self.batch:
@@ -126,13 +129,13 @@ class Filler:
         return self.tight(style) + _MIN_BODY
 
     def tight(self, style: Style) -> int:
-        """Return the size with an empty body, for a lost message without body and properties. To be
-        avoided if a neighbour can give up a byte.
+        """Return the size of the record with an empty body, for a lost message without body and
+        properties. This size is only used if no neighbour can give up a byte for the body.
         """
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 
     def wanted(self, style: Style) -> int:
-        """Return the size of the smallest record that also has the mark."""
+        """Return the size of the smallest record with this content and the mark RMQCTL=lost."""
         text = _text(self.required | {MARK: LOST}, style)
         return size_of(0, self._magic, _MIN_BODY, len(self.topic), len(text))
 
@@ -141,9 +144,10 @@ class Filler:
         return magic_for(self.topic)
 
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
-        """Return the record of ``size`` bytes at ``physical`` (positions count from its start).
+        """Return the record of ``size`` bytes for the physical offset ``physical``, as parts at
+        positions relative to its start.
 
-        ``time``: its store time (ms). Raises: ValueError if ``size`` is less than `tight`.
+        ``time``: store time (ms). Raises: ValueError if ``size`` is less than `tight`.
         """
         if size < self.tight(style):
             raise ValueError(f"{size} bytes are too few for a filler of {self.rows[0].topic}")
@@ -160,11 +164,12 @@ class Filler:
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
                 time: Array, style: Style) -> tuple[Array, Array]:
-        """Return (headers, ends) of many records of this topic, one record per line of the arrays
-        (uint8); the bytes between them are zeros.
+        """Return (headers, ends) of many records of this topic, as uint8 arrays with one record per
+        line; the bytes between header and end of a record are zeros.
 
-        Only for a filler with a single plain entry; the columns contain its queue ids and queue
-        offsets. All sizes must be at least `least`, and either all at least `wanted` or all less.
+        Only for a filler with a single entry, in a plain queue; the arguments have one value per
+        record. All sizes must be at least `least`; either all must be at least `wanted`, or all
+        must be less.
         """
         values = self.required
         if int(size.min()) >= self.wanted(style):
@@ -191,8 +196,8 @@ class Filler:
 
 
 def filler(physical: int, size: int, time: int, style: Style) -> Parts:
-    """Return a record of ``size`` bytes that is in no queue and no index. Raises: ValueError below
-    `least`.
+    """Return a record of ``size`` bytes that gets no consume queue or index entry. Raises:
+    ValueError if ``size`` is less than `least_filler`.
     """
     if size < least_filler(style):
         raise ValueError(f"{size} bytes are too few for a record")
@@ -207,12 +212,12 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
 
 
 def least_filler(style: Style) -> int:
-    """Return the size of the smallest filler."""
+    """Return the size of the smallest filler in bytes."""
     return MIN_SIZE + _MIN_BODY + (append_crc.SIZE if style.sealed else 0)
 
 
 def blank(size: int) -> Parts:
-    """Return the record that closes a file, with ``size`` bytes to its end (at least 8)."""
+    """Return the end-of-file record that covers the last ``size`` bytes of a file (at least 8)."""
     if size < BLANK_SIZE:
         raise ValueError(f"{size} bytes are too few for an end-of-file record")
     return ((0, _BLANK.pack(size, MAGIC_BLANK)),)
@@ -223,8 +228,8 @@ def _raw(topic: str) -> bytes:
 
 
 def _text(values: dict[str, str], style: Style) -> bytes:
-    """Return the properties string; for a sealed record with space for the appended CRC at
-    the end.
+    """Return the properties string. For a sealed record, it ends with zeros in place of the
+    appended CRC.
     """
     text = props.build(values, trailing=style.sealed).encode("utf-8", "surrogateescape")
     return text + bytes(append_crc.SIZE) if style.sealed else text
@@ -267,7 +272,7 @@ def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int,
 
 
 def _zeros(count: int, crc: int = 0) -> int:
-    """Return the CRC-32 of ``count`` zero bytes after bytes with the CRC ``crc``."""
+    """Return the CRC-32 of bytes with the CRC ``crc`` followed by ``count`` zero bytes."""
     while count > 0:
         crc = zlib.crc32(memoryview(_PAGE)[:min(count, _ZEROS)], crc)
         count -= _ZEROS

@@ -1,6 +1,6 @@
 """Keep damaged messages and mark them, instead of replacing them with fillers.
 
-Messages with damaged properties are always kept, messages with a damaged body with
+Messages with damaged properties are always kept; messages with a damaged body are kept with
 ``--keep-damaged``.
 
 The record keeps its offset, its size and its consume queue entry. Its CRC is recomputed, and the
@@ -12,7 +12,7 @@ property needs `len(KEPT_START)` bytes, taken from the first of these that has e
 * the body, compressed (zlib; every client decompresses it);
 * the end of the body, if it is damaged.
 
-Bytes that remain are filled with property separators, which every parser ignores (commitlog.md
+The remaining space is filled with property separators, which every parser ignores (commitlog.md
 §5.1).
 
 The compression flag of a body that cannot be decompressed is cleared: a client that fails to
@@ -47,8 +47,8 @@ _MAX_PROPERTIES = (1 << 15) - 1
 
 
 class KeptRecord(NamedTuple):
-    """A record that is delivered with its damage. ``how``: what the space for the mark was taken
-    from.
+    """A record that is delivered with its damage, as marked bytes (``content``). ``how``: name of
+    what was given up to make space for the mark.
     """
 
     physical: int
@@ -59,12 +59,12 @@ class KeptRecord(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: HoleEntries, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
-    """Return (the damaged records that can be delivered as they are, the physical offsets of those
-    with an intact body that have no space for the mark). Raises: StoreIOError.
+    """Return (the damaged records that can be delivered, the physical offsets of records that have
+    an intact body but no space for the mark). Raises: StoreIOError.
 
-    Only records with a certain offset and size, whose physicalOffset is right, and that their
-    consume queue entry or a gap in their queue confirms. ``bodies``: also records with a damaged
-    body.
+    Records are kept only if their offset and size are known, their physicalOffset is right, and a
+    consume queue entry or a gap in their queue confirms them. ``bodies``: whether records with a
+    damaged body are kept, too.
     """
     # The entries that may confirm a record.
     rows: dict[int, list[FoundRow]] = {}
@@ -72,7 +72,7 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
         rows.setdefault(row.physical, []).append(row)
     kept: list[KeptRecord] = []
     full: set[int] = set()
-    # Each damaged record of a sure extent, as it stands.
+    # Each damaged record of known extent.
     for region in survey.regions:
         part = parts[region.file]
         if part.path is None and not part.pieces:
@@ -99,25 +99,25 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
 
 def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
-    """Return (the record with the mark and right CRCs, what the space for the mark was taken from).
+    """Return (the bytes of the record with the mark and right CRCs, the name of what was given up
+    to make space for the mark); None if the space is not enough.
 
-    Damaged pairs are dropped; ``wanted``: properties to add. None if the space is not enough: an
-    intact body may be compressed, but loses no byte. ``sealed``: the store's records end with an
-    appended CRC.
+    Damaged properties are dropped. An intact body may be compressed, but is never truncated.
+    ``sealed``: whether the store's records end with an appended CRC. ``wanted``: properties to add.
     """
-    # A body that is marked compressed, and is not, is invalid.
+    # A body that is marked as compressed but cannot be decompressed loses that mark.
     flags = record.sys_flag
     if unpacks(record) is False:
         flags &= ~(sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
-    # The properties that are intact, and the room that is left for them.
+    # The intact properties, and the space for them.
     text, body = record.properties, record.body
     own = text[:-append_crc.SIZE] if sealed and append_crc.stored(text) is not None else text
     sealed = sealed and (own is not text or bool(props.fault(text)))
     whole = _sound(own, (MARK, *(wanted or {}), *((props.CRC32,) if sealed else ())))
     lead = KEPT_START + props.build(dict(wanted or {})).encode("utf-8", "surrogateescape")
     room = len(text) - len(lead) - append_crc.SIZE * sealed
-    # Room for the mark: damaged properties, those that brokers add, a compressed body, or the end
-    # of a body that is damaged anyway.
+    # Space for the mark: from damaged properties, properties that only brokers use, compressing the
+    # body, or the end of a body that is damaged anyway.
     lean, how = whole, "the damaged properties"
     if _short(lean, sealed, room) > 0:
         lean, how = _without(whole, _OF_BROKERS), "CLUSTER and WAIT"
@@ -131,7 +131,7 @@ def marked(record: Record, sealed: bool,
             body, how = body[:-short], f"the last {short} bytes of the body"
         else:
             return None
-    # Filled up to the same size, with right CRCs.
+    # Fill the record up to its old size, with right CRCs.
     if sealed and not _is_closed(lean):
         lean += _SEPARATOR
     spare = room + len(record.body) - len(body) - len(lean)
@@ -144,8 +144,8 @@ def marked(record: Record, sealed: bool,
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:
-    """Return how many bytes of space are missing for properties and the separator before the
-    CRC.
+    """Return the number of bytes that are missing for the properties and the separator before the
+    appended CRC; 0 or less if the space is enough.
     """
     return len(text) + (sealed and not _is_closed(text)) - room
 
@@ -180,7 +180,10 @@ def _deliverable(record: Record, generation: int) -> bool:
 
 
 def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
-    """Return whether the record's queue lacks exactly this message at this position of the log."""
+    """Return whether the record's consume queue entry, or a gap in its queue, confirms that this
+    message belongs to this position of the log. A record that gets no entry is confirmed if no
+    entry points to it.
+    """
     if not sysflag.has_consume_queue_row(record.sys_flag):
         return not rows
     key = os.fsdecode(record.topic), record.queue_id
@@ -192,9 +195,10 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Return whether ``ours`` is ``theirs``, kept with its damage by an earlier repair.
+    """Return whether ``ours`` is the message ``theirs`` as an earlier repair kept it, with its
+    damage.
 
-    Such a repair changes only flags and body, and drops some properties. Properties that it adds
+    Such a repair changes flags and body, and drops some properties. The properties that it adds
     name the same further queue entries or protect a broker from harm.
     """
     if not ours.properties.startswith(KEPT_START) or theirs.properties.startswith(KEPT_START):

@@ -1,8 +1,9 @@
-"""Fill a damaged region completely: fillers of known messages at their offsets, others between
-them.
+"""Fill a damaged region completely: fillers of known messages at their physical offsets, other
+fillers between them.
 
-What follows the region decides how it must end: another record (``exact``), nothing more in this
-file (``blank``), or nothing more in the log (``tail``).
+What follows the region decides how it must end: with a record that ends where the next record
+begins (``exact``), with an end-of-file record (``blank``), or with any record if it is the end of
+the log (``tail``). A region after the last used file becomes zeros (``zero``).
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from rmqctl.scan.overlay import OverlayPiece, Parts
 
 Mode = Literal["exact", "blank", "tail", "zero"]
 _SHARE = 64 << 10
-"""Largest filler, in bytes, for a message of unknown size."""
+"""Maximum size in bytes of a filler for a message of unknown size."""
 
 
 @dataclass(slots=True)
 class FilledMessage:
     """A lost message that a filler represents.
 
-    ``physical`` and ``size`` of the filler are None when unknown; the message is then somewhere in
-    ``(low, high)``. A filler may be a byte larger than its message; ``lost_extent`` is the
-    message's own (physical offset, size).
+    ``physical``, ``size``: physical offset and size of the filler; None while unknown, with the
+    message somewhere in ``(low, high)``. ``by``: kind of evidence for the message. ``time``: its
+    store time (ms). ``lost_extent``: (physical offset, size) of the message itself; its filler may
+    be a byte larger.
     """
 
     filler: Filler
@@ -59,7 +61,9 @@ class FillSpan:
 
     @property
     def limit(self) -> int:
-        """Return where the last record must end: a file keeps space for its end-of-file record."""
+        """Return the physical offset at which the last record must end at the latest: a file keeps
+        space for its end-of-file record.
+        """
         return self.end if self.mode == "exact" else self.end - BLANK_SIZE
 
 
@@ -74,12 +78,14 @@ class Filling:
         self.short = self.unnamed = 0
         self._least = filler.least_filler(style)
         self.end = span.start
-        """The physical offset where the log continues after the fillers (``tail``)."""
+        """Physical offset after the last filler, at which the log continues (mode ``tail``)."""
         self.time = span.time
         """Store time of the last filler."""
 
     def settle(self) -> None:
-        """Drop items that overlap or do not fit; they become messages of unknown offset."""
+        """Move items that overlap or do not fit to ``left``, as messages of unknown physical
+        offset.
+        """
         placed: list[FilledMessage] = []
         position = self.span.start
         for item in sorted(self.span.items, key=lambda message: message.physical or 0):
@@ -99,8 +105,8 @@ class Filling:
                 self._widen(number, item)
 
     def _widen(self, number: int, item: FilledMessage) -> None:
-        """Give an item one more byte for its body: from free space next to it, or from a neighbour.
-        An item between two intact messages cannot get a byte.
+        """Enlarge an item by one byte for its body, from free space next to it or from a
+        neighbouring item. An item between two intact messages cannot be enlarged.
         """
         items, span = self.span.items, self.span
         before = items[number - 1] if number else None
@@ -120,8 +126,8 @@ class Filling:
             before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the next item, start, end) of each gap between items, including the last
-        one.
+        """Yield (number of the item after the gap, start, end) for each gap in the span, from
+        before the first item to after the last.
         """
         position = self.span.start
         for number, item in enumerate(self.span.items):
@@ -134,13 +140,15 @@ class Filling:
             yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
-        """Place messages of unknown offset in the gaps; return those that do not fit.
+        """Place messages of unknown physical offset in the gaps; return the messages that do not
+        fit.
 
-        ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
+        ``waiting``: the messages, sorted by the order in which they must be placed; messages of one
+        queue keep their order.
         """
         placed: list[FilledMessage] = []
         done = 0
-        # Gap by gap, what is placed already stays before it.
+        # Fill gap by gap; items that are already placed keep their position.
         for number, start, end in list(self.gaps()):
             placed += self.span.items[done:number]
             done = number
@@ -148,7 +156,8 @@ class Filling:
             left: list[FilledMessage] = []
             stuck: set[tuple[str, int]] = set()
             position = start
-            # Who fits here, at least as small as can be; what follows in its queue waits with it.
+            # Place the messages that fit, at minimum size if necessary. If a message does not fit,
+            # later messages of its queues wait, too.
             for item in waiting:
                 need = item.filler.wanted(self.style)
                 if end - position < need:
@@ -169,7 +178,9 @@ class Filling:
         return waiting
 
     def _stretch(self, group: list[FilledMessage], end: int) -> None:
-        """Share the space of a gap among messages of unknown size, so that no byte is left over."""
+        """Divide the space of a gap that ends at ``end`` among its messages of unknown size, so
+        that no space too small for a record remains.
+        """
         if not group:
             return
         position = group[0].physical
@@ -187,11 +198,10 @@ class Filling:
             position += size
 
     def fill(self) -> Iterator[tuple[int, int, Parts]]:
-        """Yield (physical offset, size, bytes) of the records, in order; together they cover the
+        """Yield (physical offset, size, parts) of the records in order; together these cover the
         span.
 
-        ``short`` is set to the number of bytes at the start of the span that are too few for a
-        record and that no neighbour in the span could absorb (only if the span has nothing else).
+        ``short`` is set to the length of the span in bytes if that is too small for a record.
         """
         span, style = self.span, self.style
         position = span.start
@@ -199,15 +209,15 @@ class Filling:
         for number, item in enumerate(span.items):
             assert item.physical is not None
             assert item.size is not None
-            # Before it: fillers, or it begins earlier.
+            # Fillers before the item, or it begins earlier.
             gap = item.physical - position
-            if 0 < gap < self._least:  # no record fits before it: it begins earlier
+            if 0 < gap < self._least:  # too small for a filler: the item begins earlier
                 item.physical, item.size = position, item.size + gap
             elif gap:
                 yield from self._fillers(position, gap)
-            # Store times never go back: the next recovery would take such a one for damage.
+            # Store times must not decrease: the next recovery would take that for damage.
             self.time = max(self.time, item.time or self.time)
-            # After it: it takes what no record fits into.
+            # The item absorbs space after it that is too small for a record.
             end = item.physical + item.size
             follows = (span.items[number + 1].physical or 0) if number + 1 < len(
                 span.items) else span.end
@@ -244,7 +254,9 @@ class Filling:
 
 
 def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
-    """Yield fillers of ``size`` bytes in total, each at most a broker's default message limit."""
+    """Yield fillers of ``size`` bytes in total, none larger than a broker's default maximum message
+    size.
+    """
     least = filler.least_filler(style)
     while size:
         step = min(size, filler.MAX_FILLER)

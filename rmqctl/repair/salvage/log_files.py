@@ -1,5 +1,5 @@
-"""The files of a repaired log: their parts, the pieces written over them, and the steps to get
-there.
+"""The files of a repaired log: their parts, the pieces to write into them, and the steps of the
+plan.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from rmqctl.store.store import Store
 
 _MAX_PROPERTIES = 32767
 _MIN_FILE = 4096
-"""Smallest commitlog file of a broker; truncated files may be smaller."""
+"""Minimum size in bytes of a broker's commitlog file; truncated files may be smaller."""
 _COPIED = "copied"
 _BLOCK = 1 << 20
 FAR = 64
-"""Largest gap between two files, in files, that may be a loss; a larger one shows another log."""
+"""Maximum number of missing files between two files of a log. If more seem to be missing, one of
+the two files belongs to another log.
+"""
 
 
 def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPiece:
-    """Return the message before a region too small for any record, extended over the region.
+    """Return the message before a region that is too small for any record, extended over that
+    region.
 
-    It is extended by empty properties (0x02), one per byte, which brokers ignore. Raises:
-    RefusedError if no message before the region has space for them.
+    Each added byte is an empty property (0x02), which brokers ignore. ``short``: length of the
+    region in bytes. Raises: RefusedError if the region has no message before it or that message has
+    no space.
     """
     if region.previous is not None:
         with part.open() as source:
@@ -55,10 +59,10 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPi
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
-    """Return the files of a log as they should be: all of one ``size`` (default: derived from the
-    files), without gaps.
+    """Return the files that a complete log would have, without gaps, each of ``size`` bytes
+    (default: derived from the files).
 
-    Raises: RefusedError if names or sizes make no log.
+    Raises: RefusedError if the names or sizes of the files do not fit together.
     """
     log = store.log
     size = size or file_size(store)
@@ -84,7 +88,7 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
-    """Return (the parts of a log, those to move aside: empty files at its end).
+    """Return (the parts of a log without empty files at its end, these empty files).
 
     Such files exist if a broker was killed between creating the next file and extending it.
     """
@@ -97,17 +101,17 @@ def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[Log
         if path is not None:
             end = last
     while end and end < len(parts) and parts[end - 1].path is None and not parts[end - 1].pieces:
-        end -= 1  # nothing is missing before a file that goes
+        end -= 1  # no gap before a file that is moved aside
     return list(parts[:end]), list(parts[end:])
 
 
 def file_size(store: Store) -> int:
-    """Return the size of the log's files: that of the longest file if all names are multiples of
-    it.
+    """Return the size in bytes of the log's files: the size of the longest file if the offsets in
+    all file names are multiples of it.
 
-    The most frequent size can be that of truncated files, and the distance between names is too
-    large if a file is missing. If all files are truncated: the greatest common divisor of their
-    names.
+    The most frequent size may be that of truncated files, and the distance between two names is too
+    large if a file is missing. If all files are truncated, their size is the greatest common
+    divisor of the offsets in their names.
     """
     log = store.log
     size, bases = log.file_size, [file.base for file in log.files]
@@ -123,12 +127,14 @@ def file_size(store: Store) -> int:
     return common if longest <= common else size
 
 
-# -- bytes laid over them -------------------------------------------------------------------------
+# -- pieces ----------------------------------------------------------------------------------------
 
 
 def laid_over(parts: Sequence[LogPart],
               pieces: Mapping[int, Sequence[OverlayPiece]]) -> list[LogPart]:
-    """Return the parts with more pieces (by part number), which hide existing pieces."""
+    """Return the parts with ``pieces`` (by part number) added; these replace overlapping existing
+    pieces.
+    """
     return [replace(part, pieces=over(part.pieces, pieces[number])) if number in pieces else part
             for number, part in enumerate(parts)]
 
@@ -150,7 +156,7 @@ def over(below: Sequence[OverlayPiece], above: Sequence[OverlayPiece]) -> tuple[
 
 
 def cut(piece: OverlayPiece, start: int, end: int) -> OverlayPiece:
-    """Return the bytes ``[start, end)`` (positions in the file) of a piece."""
+    """Return the part of a piece in ``[start, end)`` (positions in the file)."""
     if start == piece.at and end == piece.end:
         return piece
     parts = []
@@ -173,7 +179,7 @@ def lay(fd: int, path: str, pieces: Sequence[OverlayPiece]) -> None:
 
 
 def zero(fd: int, path: str, position: int, length: int) -> None:
-    """Zero bytes of a file; holes stay holes. Raises: StoreIOError."""
+    """Zero a range of a file without filling its holes. Raises: StoreIOError."""
     for start in range(position, position + length, _BLOCK):
         count = min(_BLOCK, position + length - start)
         if any(os.pread(fd, count, start)):
@@ -188,7 +194,7 @@ def copy_path(scratch: Scratch, part: LogPart) -> str:
 
 
 def _with_pieces(scratch: Scratch, part: LogPart) -> str:
-    """Write a log file with its pieces to the scratch folder; return the path. Raises:
+    """Write a log file with its pieces applied to the scratch folder; return the path. Raises:
     StoreIOError.
     """
     path = copy_path(scratch, part)
@@ -213,7 +219,11 @@ _LOST = "lost message"
 
 
 class Files:
-    """Builder of the steps; adds a description of each step to ``actions``."""
+    """Builder of the steps that change the log's files; adds a description of each step to
+    ``actions``.
+
+    ``copied``: complete contents of files, by the file's first physical offset.
+    """
 
     def __init__(self, store: Store, scratch: Scratch | None, actions: list[Action],
                  copied: Mapping[int, FileContent]) -> None:
@@ -222,12 +232,12 @@ class Files:
         self._own = {file.base for file in store.log.files}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
-        """Report the filling of a region."""
+        """Add the description of a filled region to the actions."""
         self._actions.append(_action(self._target(part), region, filling))
 
     def by_column(self, parts: Sequence[LogPart], bulks: Mapping[int, Bulk],
                   counts: Mapping[int, int], style: Style) -> dict[int, str]:
-        """Write the missing files by column; return their paths by part number."""
+        """Write the missing files that are handled by column; return their paths by part number."""
         written = {}
         for start, bulk in bulks.items():
             assert self._scratch is not None
@@ -256,7 +266,7 @@ class Files:
         steps: list[Step] = []
         for number, part in enumerate(parts):
             target = self._target(part)
-            # Files that are written elsewhere already.
+            # Files that are already complete in the scratch folder.
             if part.base in self._copied:
                 steps.append(self._whole(target, part))
                 continue
@@ -274,7 +284,7 @@ class Files:
                     self._actions.append(Action("create", target, None, part.size,
                                                "missing; nothing intact follows", "byte"))
                 continue
-            # A file that is there gets pieces, and the size of the others.
+            # An existing file gets its pieces, and the size of the other files.
             size = os.stat(part.path).st_size
             some = list(part.pieces)
             if size < part.size and (not some or some[-1].end < part.size):
@@ -297,11 +307,11 @@ class Files:
         return (Replace if part.base in self._own else Create)(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
-        """Return a neighbouring file's modification time, which decides when a broker expires the
-        file.
+        """Return the modification time (ns) of a neighbouring file for a new file: a broker expires
+        files by this time. None if no file exists.
         """
         for part in [*reversed(parts[:number]), *parts[number + 1:]]:
-            if part.path is not None:  # a file by column has the same time
+            if part.path is not None:  # files written by column get this time, too
                 return os.stat(part.path).st_mtime_ns
         return None
 

@@ -1,7 +1,8 @@
-"""Collect the lost messages from entries, damaged records and gaps, each message once.
+"""Collect the lost messages that entries, damaged records and gaps in queue offsets show, each
+message once.
 
-`Collector` finds those that get a filler; `lost_messages` lists all of them for the user, with
-everything that is known of each.
+`Collector` finds the messages that get a filler; `lost_messages` lists all lost messages for the
+user, with everything that is known of each.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _MAX_BATCH = (1 << 15) - 1
 
 @dataclass(slots=True)
 class KnownLosses:
-    """``filled``: lost messages that get a filler. ``without_row``: damaged records without an
-    entry.
+    """The lost messages that are known.
 
-    ``bulks``: messages of missing files that are handled by column. ``notes``: warnings.
+    ``filled``: messages that get a filler. ``without_row``: (physical offset, size, record) of
+    damaged records without a consume queue entry. ``bulks``: messages of missing files that are
+    handled by column, by the start of the file. ``notes``: warnings for the user.
     """
 
     filled: list[FilledMessage] = field(default_factory=list)
@@ -60,7 +62,7 @@ class KnownLosses:
 
     @property
     def count(self) -> int:
-        """Return how many messages get a filler, if there is space."""
+        """Return the number of messages that get a filler if there is enough space."""
         return len(self.filled) + sum(map(len, self.bulks.values()))
 
 
@@ -93,7 +95,8 @@ class Collector:
                     self.losses.bulks[region.start] = bulk
                     for key, run in bulk.runs():
                         self._taken.setdefault(key, []).append(run)
-        # A message whose damaged properties no longer say so is still that of its further entries.
+        # Further entries that point to a message with damaged properties belong to that message,
+        # although the properties no longer name them.
         unsound = set(self._survey.unsound)
         for row in evidence.astray:
             if row.physical in unsound:
@@ -108,7 +111,7 @@ class Collector:
 
     def _by_rows(self, rows: Sequence[FoundRow]) -> list[tuple[int, int]]:
         """Add messages that consume queue entries point to; return the ranges they cover."""
-        # Entries by place; at each the size that most of them say.
+        # Entries by physical offset. Of different sizes, the most frequent one counts.
         by_place: dict[int, list[FoundRow]] = {}
         for row in rows:
             by_place.setdefault(row.physical, []).append(row)
@@ -124,7 +127,8 @@ class Collector:
                 size = _turned_size(physical, size, region, following)
             if region is None or size < MIN_SIZE or physical < end or physical + size > region.end:
                 continue
-            # The queue that the record itself names owns the filler, the others are dispatched to.
+            # The filler is a message of the queue that the record itself names; other queues get
+            # further entries.
             record = self._record(physical, size, region)
             rows_here.sort(key=lambda row: rank(row, record))
             batch = rows_here[0].count if rows_here[0].batch else 0
@@ -133,7 +137,7 @@ class Collector:
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
             filler = Filler(tuple(FillerEntry(*row.key, row.queue_offset) for row in rows_here),
                             batch)
-            # The message may be between the nearest known ones of all its queues.
+            # The message is between the nearest known messages of all its queues.
             self.losses.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
@@ -154,7 +158,7 @@ class Collector:
 
     def _by_records(self, placed: list[tuple[int, int]]) -> None:
         """Add damaged records of known size to which no entry points."""
-        # Skip what an entry points to: it is added already.
+        # Skip records to which an entry points: they were already added.
         starts = [start for start, _ in placed]
         for region in self._survey.regions:
             for start, size in region.extents:
@@ -164,16 +168,16 @@ class Collector:
                 record = self._record(start, size, region)
                 if record is None:
                     continue
-                # A whole record that says another place is of another time.
+                # The physicalOffset may show that the record belongs elsewhere.
                 stored_at = record.physical_offset
                 foreign = is_foreign_place(stored_at, start, self._parts[region.file].size) or (
                     stored_at != start and is_displaced(self._parts, start, stored_at, size))
                 if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
-                    continue  # a whole record of an earlier use of the file, or from elsewhere
+                    continue  # intact: from an earlier use of the file, or another position
                 if not sysflag.has_consume_queue_row(record.sys_flag):
                     self.losses.without_row.append((start, size, record))
                     continue
-                # Else it tells its queues itself.
+                # The record itself names its queues.
                 rows = self._rows_of(record, start, foreign)
                 if not rows:
                     self.losses.without_row.append((start, size, record))
@@ -185,9 +189,11 @@ class Collector:
                                    start + size)
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
-        """Return the entries that a damaged record claims, as far as exactly these are missing.
+        """Return those consume queue entries named by a damaged record that are missing; none of
+        them if the entry of its own queue is not missing.
 
-        ``foreign``: see `is_foreign_place`; then only entries between two others of their queue.
+        ``foreign``: whether the record's physicalOffset names another position. Then only missing
+        entries between two messages of their queue count.
         """
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
@@ -201,7 +207,7 @@ class Collector:
             key = row.topic, row.queue_id
             hole = holes_with(self._holes, key, row.queue_offset)
             taken = any(a <= row.queue_offset < b for a, b, _, _ in self._taken.get(key, ()))
-            # An endless hole: only the very next message of a queue that is there.
+            # After the last message of a queue, only the next 1,000 queue offsets are plausible.
             near = hole is not None and (hole.inner or (
                 not foreign and hole.low >= 0 and row.queue_offset - hole.first < 1000))
             if hole is not None and near and not taken and hole.low < physical < hole.high:
@@ -219,12 +225,14 @@ class Collector:
 
     def _gaps_of(self, key: QueueKey, hole: Hole, taken: list[tuple[int, int, int, int]],
                  batch: bool) -> None:
-        """Add the queue offsets of a gap for which nothing but the gap shows the loss."""
+        """Add messages for those queue offsets of a gap that no entry and no damaged record
+        explains.
+        """
         offset = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
         begin = taken[0][2] if taken else hole.high
         if hole.low < 0 and self._from_zero and (
                 offset - hole.first <= self._room(-1, begin) // MIN_SIZE):
-            offset = hole.first  # the log is whole from its beginning, so the queue was too
+            offset = hole.first  # the log begins at 0, so the queue was complete
         low = hole.low
         stops = [*taken]
         if hole.high < ENDLESS:
@@ -258,7 +266,7 @@ class Collector:
                        max(0, bisect_right(self._starts, low) - 1):
                        bisect_right(self._starts, high)])
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- damaged bytes -----------------------------------------------------------------------------
 
     def _region(self, physical: int) -> Region | None:
         number = bisect_right(self._starts, physical) - 1
@@ -279,8 +287,11 @@ class Collector:
 
 
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
-    """Return an entry's size. If the message would reach beyond the region, return instead the only
-    size one bit off with which it ends where the next message or intact bytes begin.
+    """Return the size in an entry, corrected if it must be wrong.
+
+    If a message of that size would reach beyond the region, the size with one flipped bit is
+    returned with which the message ends where the next message or intact bytes begin, if exactly
+    one exists.
     """
     if physical + size <= region.end:
         return size
@@ -292,14 +303,18 @@ def _turned_size(physical: int, size: int, region: Region, following: int) -> in
 
 
 def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
-    """Return a sort key: the record's own queue first, ordinary queues, then light queues."""
+    """Return a sort key for entries: the record's own queue first, then ordinary queues, then light
+    queues.
+    """
     if record is not None and (os.fsdecode(record.topic), record.queue_id) == row.key:
         return 0, *row.key
     return 2 if row.key[0].startswith(props.LMQ_PREFIX) else 1, *row.key
 
 
 def _between(time: int | None, region: Region) -> int | None:
-    """Return an entry's own store time if it is between the store times of the neighbours."""
+    """Return the store time in an entry if it is between those of the messages before and after the
+    region; else None.
+    """
     if time is None or time <= 0:
         return None
     if region.before is not None and time < region.before:
@@ -307,13 +322,15 @@ def _between(time: int | None, region: Region) -> int | None:
     return None if region.after is not None and time > region.after else time
 
 
-# -- the list of what is lost ---------------------------------------------------------------------
+# -- the list of lost messages ---------------------------------------------------------------------
 
 
 class LostMessages(NamedTuple):
-    """``listed``: the first `MAX_LISTED` messages; ``total``: number of messages. ``once``: number
-    of further messages known only from the index, which may be the same as messages known only from
-    gaps; so they are not counted again.
+    """The lost messages for the user.
+
+    ``listed``: the first `MAX_LISTED` messages; ``total``: number of all messages. ``once``: number
+    of messages known only from the index that may be the same as messages known only from gaps;
+    ``total`` counts them only once.
     """
 
     listed: tuple[Lost, ...]
@@ -323,10 +340,10 @@ class LostMessages(NamedTuple):
 
 def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: HoleEntries,
                   end: int) -> LostMessages:
-    """Return the lost messages by physical offset; messages of unknown offset come last.
+    """Return the lost messages in order of physical offset, with messages of unknown offset last.
 
-    Includes messages that consume queues know after the last file of the log (which ends at
-    ``end``). For a message that only the index knows, only the keys are listed.
+    Messages after ``end``, the end of the log's last file, are included if consume queue entries
+    point to them. A message that is known only from the index is listed with its keys only.
     """
     regions = list(survey.regions)
     if evidence.beyond:
@@ -349,7 +366,8 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: H
         from_, to = _times(regions, starts, row.physical, -1, 1 << 62)
         lost.append(Lost(*row.key, row.queue_offset, row.physical, row.size, from_, to,
                          by="consumequeue"))
-    # Missing files by column are counted; only the first of their messages are listed.
+    # Messages of missing files that are handled by column are all counted, but only the first are
+    # listed.
     total = len(lost) + evidence.ahead - len(evidence.beyond)
     places = np.array([message.physical_offset for message in lost
                        if message.physical_offset is not None], np.int64)
@@ -361,7 +379,7 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: H
     places.sort()
     lost.sort(key=_order)
     del lost[MAX_LISTED:]
-    # Keys of the index: of what is listed, and of what only the index knows.
+    # Index keys of the listed messages, and of messages that are known only from the index.
     wanted = {message.physical_offset for message in lost if message.physical_offset is not None}
     keys, others = known_keys(store, regions, wanted, places, end)
     tail = survey.regions[-1] if survey.regions else None
@@ -386,11 +404,11 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: H
 
 def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: KnownLosses,
             lost: int, homeless: int, unnamed: int) -> Dropped:
-    """Return which of the ``lost`` messages and of the ``left_out`` records (offset, size) no
-    filler represents.
+    """Return the lost messages and skipped records that no filler represents.
 
-    ``homeless``: number of messages without space for a filler; ``unnamed``: number of fillers of
-    no known message: each represents one of the others.
+    ``left_out``: (physical offset, size) of skipped records; ``lost``: number of lost messages;
+    ``homeless``: number of messages without space for a filler; ``unnamed``: number of fillers that
+    represent no known message. Each of these counts for one of the remaining losses.
     """
     filled = losses.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in losses.filled
@@ -399,7 +417,7 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: Kn
     for place, size in left_out:
         raw = store.log.raw_at(place, size)
         if raw and _own_row(raw) in rows:
-            continue  # one of those that a gap in the queue offsets tells of
+            continue  # a filler represents this record
         count += 1
         if raw and len(places) < MAX_PLACES:
             places.append(LostRecord.of(place, raw))
@@ -417,8 +435,8 @@ def _own_row(raw: bytes) -> tuple[str, int, int] | None:
 
 
 def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
-    """Return the offsets (ascending) that can be matched one to one to ranges ``(low, high)`` that
-    contain them.
+    """Match offsets (``places``, ascending) one to one to ranges ``(low, high)`` that contain them;
+    return the matched offsets.
     """
     bounds.sort(reverse=True)
     matched: set[int] = set()
@@ -447,7 +465,7 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
     high = [time for time in (lost.time_to, max(key.time for key in own_keys) + SECOND - 1)
             if time is not None]
     from_, to = max(low), min(high)
-    if from_ > to:  # the index's header is of another time: it tells nothing
+    if from_ > to:  # the index's header is from another time: ignore it
         from_, to = lost.time_from or from_, lost.time_to or to
     return replace(lost, key_hashes=tuple(key.key_hash for key in own_keys), time_from=from_,
                    time_to=to)
@@ -455,8 +473,8 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
-    """Return the store times of the intact messages before and after an offset or a range of
-    offsets.
+    """Return the store times (ms) of the intact messages before and after a lost message: one at
+    the physical offset ``physical`` or, if that is None, in the range ``(low, high)``.
     """
     if physical is not None:
         number = bisect_right(starts, physical) - 1

@@ -1,8 +1,9 @@
-"""Find the part of a damaged stretch of our log for which a source's bytes are proven to be ours.
+"""Find the part of a damaged stretch of our log in which the source's log is proven to be the same.
 
-The bytes between two records that both logs have at the same offsets are the same in both. If only
-one such record is near (a lost head, a torn tail, a source that ends or begins there), our consume
-queues, our index and the remains of the damaged records show how far the logs are equal.
+If two records are equal in both logs, the bytes between these records were equal, too. If an equal
+record exists on only one side of the stretch (because the start or end of our log is lost, or the
+source begins or ends in the stretch), our consume queues, our index and the remains of the damaged
+records show up to where the logs are equal.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ _NEVER_BY_CHANCE = _TELLING[1:]
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The part ``[start, end)`` of a stretch in which the source's log is proven to be ours, and
-    why.
+    """The part ``[start, end)`` of a stretch in which the source's log is proven to be the same as
+    ours.
+
+    ``before``, ``after``: physical offsets of the equal messages before and after the stretch; None
+    without such a message. ``words``: the proof in words.
     """
 
     start: int
@@ -47,8 +51,9 @@ class Proven:
 
 def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
                 stretch: EmptyRange) -> Proven | str:
-    """Return the proven part of a stretch, or why nothing is proven."""
-    # What is equal right before it and right after it, with nothing that differs between.
+    """Return the proven part of a stretch, or the reason why nothing is proven."""
+    # The equal messages before and after the stretch, if no conflict is between them and the
+    # stretch.
     left = comparison.equal.before(stretch.start) if stretch.start else None
     right = comparison.equal.behind(stretch.end) if stretch.end < ENDLESS else None
     parted_left = left is not None and comparison.conflicts.has_any(left.end, stretch.start)
@@ -58,7 +63,8 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
     start, end = stretch.start, stretch.end
     against = stretch.against
     agreement = _agreement(stretch)
-    # Both: all of it, unless more of ours contradicts than agrees.
+    # Equal messages on both sides prove all of the stretch, unless more remains of our records
+    # contradict the source than agree.
     if before is not None and after is not None:
         if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
             return (f"the remains of this store's log contradict {plural(len(against), 'message')}"
@@ -67,7 +73,7 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
                       f"the messages at {before} and {after} are equal{agreement}")
     _displaced(parts, source, stretch)
     agreement = _agreement(stretch)
-    # Only one side: the logs may diverge after the last of ours that agrees.
+    # An equal message only before the stretch: the logs may diverge after the last agreement.
     if before is not None:
         contradicted = [place for place, _ in against if place >= stretch.agreed_end]
         end = _far(parts, source, comparison, stretch, left.end if left else start)
@@ -76,7 +82,7 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
                               "store's log also match messages of another log")
         return Proven(start, end, before, None,
                       f"the messages up to {before} are equal{agreement}")
-    # The other side.
+    # An equal message only after the stretch.
     if after is not None:
         contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
                         or stretch.agreed_first < 0]
@@ -90,7 +96,7 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
                 else "starts before this store's log, which has no trace of that part: it expired")
         return Proven(start, end, None, after,
                       f"the messages from {after} on are equal{agreement}")
-    # No side: the index, or what is left of our records, speaks for it.
+    # No equal message: only the index or the remains of our records can prove a part.
     if (stretch.keys or stretch.alike) and not against and not comparison.conflicts.items:
         if comparison.bare:
             end = _far(parts, source, comparison, stretch, start)
@@ -104,9 +110,9 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
 def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, runs: Runs) -> bool:
     """Return whether our log diverges from the source's after a stretch.
 
-    It does if no equal message follows and the queue offsets of the source's messages in the
-    stretch belong to other messages in our log (``runs``). A single such offset may be a flipped
-    bit, unless the remains of our log contradict the source there as well.
+    It does if no equal message follows and queue offsets of the source's messages in the stretch
+    belong to other messages in our log (``runs``). A single such queue offset may be due to a
+    flipped bit, unless the remains of our log in the stretch contradict the source as well.
     """
     if stretch.end == ENDLESS or comparison.equal.behind(stretch.end) is not None:
         return False
@@ -126,12 +132,13 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, r
 
 def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
          stretch: EmptyRange, equal_end: int) -> int:
-    """Return the end of the source's log that is proven to be ours, from the start of a stretch on.
+    """Return the physical offset up to which the source's log is proven to be ours, from the start
+    of a stretch on.
 
-    If the stretch reaches the end of our log and no entry shows a loss after it, the source is
-    followed as a slave follows its master, provided that the source has the last of our messages,
-    too (``equal_end``: where the equal part before the stretch ends), so that it did not diverge
-    before.
+    It is `ENDLESS`, and all later messages of the source are copied like from a master to its
+    slave, if the stretch reaches the end of our log, no bytes, entries or index keys of ours exist
+    after the proven end, and our last message is equal in the source, so that the logs did not
+    diverge before. ``equal_end``: end of the equal range before the stretch.
     """
     _begun(parts, source, comparison, stretch)
     end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
@@ -140,7 +147,7 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
         return end
     low, witness = max(end, stretch.start), parts[0].witness
     if witness is None or not len(witness.rows(low - _NEAR, low)[0]):
-        return end  # nobody would tell
+        return end  # entries would not show a loss
     if len(witness.rows(low, ENDLESS)[0]) or len(witness.keys(low, ENDLESS)[0]):
         return end
     return end if _holds_anything(parts, low) else ENDLESS
@@ -148,7 +155,9 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
            stretch: EmptyRange) -> None:
-    """Count the evidence in the headers of torn or damaged records of ours."""
+    """Compare the headers of our torn or damaged records with the source's, and count in the
+    stretch how many agree and contradict.
+    """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
             for item in comparison.offered.within(low, high):
@@ -168,11 +177,11 @@ def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 
 def _same_message(ours: bytes, theirs: bytes) -> bool | None:
-    """Return whether ``ours`` is the beginning of the complete record ``theirs``, at the same
-    offset.
+    """Return whether ``ours`` is what is left of the complete record ``theirs`` at the same
+    physical offset; None if unknown.
 
-    True if CRC, queue offset and times are equal (or all but the body, if an earlier repair kept
-    the record), False if two of these fields differ, None if unknown.
+    True if body CRC, queue offset and store time are equal, or if an earlier repair kept the record
+    with its damage. False if at least two of these fields and the size differ.
     """
     try:
         record = decode(theirs)
@@ -200,7 +209,9 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange) -> None:
-    """Count the evidence in records of ours that are at a wrong position (pages)."""
+    """Compare our records in misplaced pages with the source's records at the right offsets, and
+    count in the stretch how many agree and contradict.
+    """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
         if part.path is None and not part.pieces:
@@ -223,7 +234,9 @@ def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange)
 
 
 def _head(parts: Sequence[LogPart]) -> int:
-    """Return the physical offset where our lost head starts; expired files are not restored."""
+    """Return the physical offset at which the lost first files of our log start. Expired files are
+    not restored.
+    """
     base, witness = parts[0].base, parts[0].witness
     if witness is None:
         return 0
@@ -238,7 +251,9 @@ def _head(parts: Sequence[LogPart]) -> int:
 
 
 def _records_of(source: LogSource, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (physical offset, size) of the first records of a source in ``[start, end)``."""
+    """Yield (physical offset, size) of a source's records in ``[start, end)``, at most
+    `_MAX_HEADS`.
+    """
     position, left = start, _MAX_HEADS
     while position < end and left > 0 and (
             place := source.log.locate(position)) is not None:
@@ -273,7 +288,9 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 
 def _agreement(stretch: EmptyRange) -> str:
-    """Return text: how many of our entries, keys and records agree."""
+    """Describe how many of this store's entries, index keys and records agree with the source;
+    return an empty text if none does.
+    """
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
         (stretch.alike, "unproven record")) if count]

@@ -59,18 +59,19 @@ class Salvage:
     """The planned log, and the steps that create it.
 
     ``parts``: the files of the log with all changes applied. ``steps``: create and patch commitlog
-    files, and move empty ones aside. ``lost``: the first of ``lost_total`` messages. ``log_end``:
-    where the next message is appended. ``restored``: number of messages restored completely.
-    ``notes``: warnings for the user. ``inner_batch_topics``: topics whose messages show that they
-    have batch queues. ``ambiguous``: number of skipped records that may be messages. ``messages``:
-    number of intact messages. ``conflicts``: number of positions where a source has different
-    intact messages and the user has not chosen. ``wrong_topics``: number of messages that keep an
-    invalid topic. ``kept_damaged``: number of messages that are delivered although a part of them
-    is lost. ``void_from``: physical offset from which a preferred source's log replaces all of
-    ours. ``unmarked``: number of messages with damaged properties that are not changed.
-    ``dropped``: lost messages without a filler. ``wrong_corrections``: expected number of wrong
-    corrections (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: number of fillers.
-    ``verdicts``: on complete records that are not messages, by physical offset.
+    files, and move empty ones aside. ``lost``: the first lost messages; ``lost_total``: number of
+    all. ``log_end``: physical offset at which the next message is appended. ``restored``: number of
+    messages that are restored completely. ``notes``: warnings for the user. ``inner_batch_topics``:
+    topics whose messages show that they have batch queues. ``ambiguous``: number of skipped records
+    that may be messages. ``messages``: number of intact messages. ``conflicts``: number of
+    positions where a source has different intact messages and the user has not chosen.
+    ``wrong_topics``: number of messages that keep an invalid topic. ``kept_damaged``: number of
+    messages that are delivered although a part of them is lost. ``void_from``: physical offset from
+    which a preferred source's log replaces the rest of ours. ``unmarked``: number of messages with
+    damaged properties that are not changed. ``dropped``: lost messages without a filler.
+    ``wrong_corrections``: expected number of wrong corrections
+    (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: number of fillers. ``verdicts``:
+    verdicts on complete records that do not count as messages, by physical offset.
     """
 
     parts: tuple[LogPart, ...]
@@ -109,14 +110,14 @@ def salvage(store: Store, generation: int | None = None, *,
             sources: Sequence[LogSource] = (), keep_ours: bool = False) -> Salvage:
     """Plan the repair of a log; nothing is changed.
 
-    ``generation``: 4 or 5, the broker whose rules apply; default: the store's. ``scratch``: where
-    missing files of very many messages are built, instead of in memory; it must exist until the
-    steps are carried out. ``missing_file``: how to replace a file that is missing between others:
-    with fillers for the known messages, or with one blank record. ``ambiguous``: what to do with
-    complete records after damage that may be messages or part of a body. ``correct``: how much of a
-    record may be changed where its CRC shows the original. ``keep_damaged``: deliver messages with
-    a body that cannot be corrected, marked as damaged. ``fillers``: ``none`` creates no fillers.
-    ``progress``: called with the bytes read.
+    ``generation``: major version (4 or 5) of the broker whose rules apply; default: the store's.
+    ``scratch``: folder in which missing files with very many messages are built, instead of in
+    memory; it must exist until the steps are carried out. ``missing_file``: how to replace a file
+    that is missing between others: with fillers for the known messages, or with one blank record.
+    ``ambiguous``: what to do with complete records after damage that may be messages or part of a
+    body. ``correct``: how much of a record may be changed where its CRC shows the original.
+    ``keep_damaged``: deliver messages with a body that cannot be corrected, marked as damaged.
+    ``fillers``: ``none`` creates no fillers. ``progress``: called with the bytes read.
 
     ``sources``: other stores with the same log, from which lost bytes are copied first; they must
     stay open. ``keep_ours``: where a source has different intact messages, keep ours.
@@ -203,15 +204,15 @@ class _Job:
             restored = self.copied.messages
         kept: set[int] = set()
         for rounds in count():
-            # What the user keeps; a message that is brought back may make others undecided.
+            # Records that the user keeps. A restored message may make further records undecided.
             if self.ambiguous == "keep" and not kept >= {place for place, _ in survey.unclear}:
                 kept.update(place for place, _ in survey.unclear)
                 self.confirmed.update(survey.unclear)
                 survey = self._survey(parts)
-            # What contradicts the store's appended CRCs counts as damaged from now on.
+            # Records that contradict their appended CRC count as damaged from now on.
             if self.condemned.add(survey.doubtful() - self.tolerated):
                 survey = self._survey(parts)
-            # What queues know of the damaged bytes, and what of these can be brought back by it.
+            # Collect the entries of the damaged parts, and restore records with this evidence.
             gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
                                 self._by_column(parts, survey), self.copied.yielded)
             evidence = gatherer.gather()
@@ -222,7 +223,8 @@ class _Job:
             self.refused, self.by_byte = mending.refused, mending.by_byte
             self.topics = mending.topics
             if not self._is_news(mending):
-                # Only now: what is whole where it stands must not be covered by other bytes.
+                # Not before: moved pages must not overwrite records that are intact at their
+                # position.
                 if not looked_elsewhere:
                     looked_elsewhere = True
                     mending = put_back(self.store, parts, survey)
@@ -246,7 +248,7 @@ class _Job:
                         continue
                 if not self._is_news(mending):
                     break
-            # Lay it over the log and look again: only what the next survey accepts counts.
+            # Apply the pieces and survey the log again: only records that the survey accepts count.
             before = parts, dict(self.confirmed), self.condemned.copy()
             parts = laid_over(parts, mending.pieces)
             self.confirmed.update(mending.confirmed)
@@ -254,10 +256,10 @@ class _Job:
             self.condemned.add(mending.rejected - self.settled)
             seen = self._survey(parts)
             if mending.moved and seen.messages <= survey.messages:
-                parts, self.confirmed, self.condemned = before  # they were no moved bytes
+                parts, self.confirmed, self.condemned = before  # not moved pages
                 continue
             survey = seen
-            # What is back in its place may have brought such a page; what the user keeps stays.
+            # A page that was put back may be stale; records that the user keeps stay.
             if mending.moved and self.condemned.add(
                     stale_records(parts, seen)[0] - kept, STALE):
                 survey = self._survey(parts)
@@ -293,8 +295,8 @@ class _Job:
         self.copied, survey = copier.run(parts, survey, self.sources)
         self.notes += self.copied.notes
         self.actions += self.copied.actions
-        # The source proves what is copied, also after bytes that it lacks: there it is not part of
-        # a body.
+        # The source proves that copied records are not part of a body, even after bytes that it
+        # lacks.
         copied = Ranges()
         for start, end in sorted(self.copied.places):
             copied.put(Range(start, end))
@@ -305,7 +307,9 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Return the regions of missing files whose messages only consume queues know."""
+        """Return the regions that are complete missing files; only consume queues know their
+        messages.
+        """
         if self.scratch is None:
             return []
         return [region for region in survey.regions if (region.start, region.end) == (
@@ -322,7 +326,7 @@ class _Job:
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: HoleEntries, restored: int) -> Salvage:
         style = self._style(survey)
-        # What is lost; records of another time are no losses.
+        # The lost messages. Records from an earlier use of the file are no losses.
         losses = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
         self.notes += [*losses.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         aged = self.condemned.of(CONTRADICTED, UNDECIDED)
@@ -330,12 +334,12 @@ class _Job:
             message.by == "record" and message.physical in aged)]
         losses.without_row = [(place, size, record) for place, size, record in losses.without_row
                              if place not in aged]
-        # Messages of known place go into their regions, the others wait for room.
+        # Messages of known physical offset go into their regions, the others wait for space.
         spans = self._spans(parts, survey, losses)
         by_place = sorted((message for message in filled if message.physical is not None),
                           key=lambda message: message.physical or 0)
         waiting = sorted((message for message in filled if message.physical is None), key=_by_room)
-        # Region by region: those of it, then those that wait, as many as fit.
+        # Fill each region with its own messages, then with as many waiting messages as fit.
         fillings = []
         number = 0
         for region, span in spans:
@@ -354,8 +358,10 @@ class _Job:
         return self._result(parts, survey, fillings, losses, evidence, restored)
 
     def _oddities(self, survey: Survey, evidence: HoleEntries) -> list[str]:
-        """Return notes about intact messages that some brokers reject, and unusable entries."""
-        # What another version stumbles over.
+        """Return notes about damage that is not repaired, intact messages that some brokers reject,
+        and entries that point after the log.
+        """
+        # Messages that other broker versions reject.
         oddities = []
         if self.generation < 5 and survey.newer:
             oddities.append(f"v2 messages, the first at physical offset {survey.newer[0]}: a "
@@ -365,7 +371,7 @@ class _Job:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
                             "a broker of 5.0.0 or later writes, but nothing else in the store is "
                             "from 5.x: with --broker-version 5.3.3 their queues are batch queues")
-        # What is damaged and stays, with the reason.
+        # Damage that is not repaired, with the reason.
         if self.refused:
             place, why = min(self.refused.items())
             oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
@@ -384,7 +390,7 @@ class _Job:
             place, why = min(self.topics.items())
             oddities.append(f"{plural(len(self.topics), 'message')} with a wrong topic, the first "
                             f"at physical offset {place}: {why}; left as it is")
-        # What is odd and does no harm, or only under some settings.
+        # Unusual messages that do no harm, or only with some settings.
         if survey.undated:
             oddities.append(f"messages with store time 0, the first at physical offset "
                             f"{survey.undated[0]}: a broker does not start its recovery in a file "
@@ -430,8 +436,8 @@ class _Job:
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
-        """Return the regions with the spans to fill and how each must end. In a file that is
-        handled by column, only the gaps are filled.
+        """Return (region, span to fill) pairs; the span's mode says how its end must be filled. In
+        a file that is handled by column, only the gaps are spans.
         """
         last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)
@@ -476,7 +482,7 @@ class _Job:
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
             span.time = bulk.time if bulk is not None else span.time
-            if region.before is None and region.after is None:  # no message is left to tell it
+            if region.before is None and region.after is None:  # no intact message has a time
                 span.time = max(span.time, reached)
             missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
@@ -512,7 +518,7 @@ class _Job:
                 f"first at physical offset {min(filled)}, can only be replaced by fillers"
                 f". {_OTHER_WAYS}")
         written = files.by_column(parts, bulks, counts, self._style(survey))
-        # What found no room, the log as it is then, and the steps that make it so.
+        # Messages without space, the log after the repair, and the steps that create it.
         placed = {id(item) for _, filling in fillings for item in filling.span.items}
         homeless = sum(id(message) not in placed for message in losses.filled) + sum(
             len(bulk) for start, bulk in losses.bulks.items() if start not in bulks)
@@ -522,7 +528,7 @@ class _Job:
         result, empty = without_empty_end([
             replace(part, path=written[number]) if number in written else part
             for number, part in enumerate(laid_over(parts, pieces))])
-        held = self.store.snapshot  # what the index knows beyond its end came later
+        held = self.store.snapshot  # the index may have later messages
         lost = lost_messages(self.store, survey, losses, evidence, parts[-1].end if held is None
                              else min(parts[-1].end, held.log_end))
         if lost.once:

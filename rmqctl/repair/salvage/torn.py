@@ -1,16 +1,17 @@
 """Restore up to four adjacent damaged bytes at a known position from the CRC that covers them.
 
-The 31 stored bits of a CRC determine one pattern for any run of 31 bits, so they prove only what
-remains after the choice of the position: k bytes at one position are 256^k candidates of 2^31. So
-the bytes themselves must show the position, and further evidence must come from the content:
+For any run of up to 31 bits, the 31 stored bits of a CRC determine the only possible original. But
+such an original exists at many positions by chance: k bytes at one position have 256^k values, and
+one in 2^31 matches. So the damaged bytes themselves must show the position:
 
-* bytes that are not text in a text: the run is these bytes, or up to some more next to them. NULs
-  are exactly the run, as further cleared bytes next to them would be NULs as well;
-* runs of NULs in other bodies, each of them;
+* bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
+  NULs are exactly the run, because other cleared bytes next to them would be NULs as well;
+* each run of NULs in a body that is not text;
 * bytes before and after a 4,096- or 512-byte border of the log, where writes are torn.
 
-If that is not enough proof, all restored bytes of a text must be values that the text has
-elsewhere, and then the result must be JSON. A zlib stream must end with its right checksum.
+If that is not enough proof, all restored bytes of a text must have values that occur elsewhere in
+the text; if even that is not enough, the result must be JSON. A zlib stream must end with its right
+checksum.
 
 Yield (benchmarks/stage_yields.py): 31 of 55 bodies with two to four damaged bytes before or after
 the border of a sector.
@@ -31,7 +32,7 @@ from rmqctl.scan.frames import Array
 
 AS_JSON = "that it is JSON"
 MAX_RUN = 4
-"""Longest run in bytes: a longer run has more bits than a CRC."""
+"""Maximum length of a run in bytes: a longer run has more bits than a CRC."""
 _BORDERS = (4096, 512)
 _MAX_PLACES = 64
 _VALUES, _BITS = 256, 8
@@ -39,7 +40,7 @@ _NULS = re.compile(rb"(?<!\0)\0{2,4}(?!\0)")
 
 
 class TornRange(NamedTuple):
-    """A run of ``size`` bytes at ``start`` that may be the damage, and ``why``."""
+    """A run of ``size`` bytes at ``start`` that may be the damage. ``why``: the reason in words."""
 
     start: int
     size: int
@@ -48,11 +49,11 @@ class TornRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes of a record that a CRC covers; ``behind``: number of covered bytes after them.
+    """The bytes of a record in which a run is searched for: ``data``, covered by a CRC.
 
-    ``physical``: their offset in the log. ``properties``: they are the properties string.
-    ``share``: of wrong changes, the share that later checks do not detect. ``seed``: for random
-    samples.
+    ``physical``: physical offset of the bytes; ``behind``: number of covered bytes after them.
+    ``properties``: whether they are the properties string. ``share``: share of wrong changes that
+    later checks do not detect. ``seed``: for random samples.
     """
 
     data: bytes
@@ -64,8 +65,10 @@ class Content:
 
 
 class TornBytes(NamedTuple):
-    """Original bytes ``after`` at ``position`` in ``place``. ``tried``: number of candidates;
-    ``weight``: of these, how many count; ``witnesses``: what rules out the others.
+    """A solution: the original bytes ``after`` at ``position``, in the run ``place``.
+
+    ``tried``: number of candidates; ``weight``: number of candidates that other evidence does not
+    exclude; ``witnesses``: that evidence, in words.
     """
 
     place: TornRange
@@ -77,30 +80,31 @@ class TornBytes(NamedTuple):
 
 
 def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[TornBytes]]:
-    """Yield lists of solutions, one list per step, at the most certain positions first.
+    """Yield lists of solutions, one list for each group of equally certain positions, the most
+    certain group first.
 
-    ``syndromes``: differences between the computed and the stored CRC. Except for positions that
-    the text itself shows, the search ends when the weight of all candidates is above ``most``.
+    ``syndromes``: possible differences between the computed and the stored CRC. ``most``: weight of
+    all candidates above which the search ends, except at positions that the text itself shows.
     """
-    # Text has odd bytes where it was hit; other bytes have not.
+    # Only in a text do the damaged bytes stand out, as bytes that are not text.
     odd = odd_bytes(content.data, properties=content.properties)
     text = odd is None or odd.end - odd.start <= MAX_RUN
     counts = np.bincount(np.frombuffer(content.data, np.uint8), minlength=_VALUES)
     before: list[_Candidates] = []
-    # Place after place, until so many were tried that a solution proves nothing.
+    # Group after group of positions, until a solution among so many candidates would prove nothing.
     for places in _places(content, odd, text=text):
         if len(before) + len(places) > _MAX_PLACES:
             return
         step = [_Candidates(content, place, counts if text else None) for place in places]
         before += step
         tried = sum(_VALUES ** candidates.place.size for candidates in before)
-        # What the text has elsewhere is only asked for where the CRC alone is not proof enough.
+        # Only if the CRC alone is not enough proof, byte values must occur elsewhere in the text.
         narrow = text and tried * content.share > most
         weight = sum(candidates.weight for candidates in before) if narrow else (
             tried * content.share)
         if weight > most and (odd is None or not text):
             return
-        # Solutions, those that are JSON before others where the CRC is not proof enough.
+        # The solutions. If the CRC is not enough proof, those that are JSON are preferred.
         solved = [(candidates, after) for candidates in step for after in candidates.solved(
             syndromes, narrow=narrow)]
         witnesses: tuple[str, ...] = ("the bytes of its text",) if narrow else ()
@@ -117,7 +121,7 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
 
 
 def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[TornRange]]:
-    """Yield lists of positions, those with the fewest candidates first."""
+    """Yield groups of possible runs, the groups with the fewest candidates first."""
     data = content.data
     if odd is not None and text:
         length = odd.end - odd.start
@@ -145,8 +149,8 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[T
 
 
 class _Candidates:
-    """The candidates for one position. ``counts``: how often a text has each byte value; None if
-    the content is not text.
+    """The candidates for the original bytes of one run. ``counts``: number of times that each byte
+    value occurs in the text; None if the content is not text.
     """
 
     def __init__(self, content: Content, place: TornRange, counts: Array | None) -> None:
@@ -160,12 +164,12 @@ class _Candidates:
 
     @property
     def weight(self) -> float:
-        """Return the weight of the candidates made of byte values that the text has elsewhere."""
+        """Return the weight of the candidates whose byte values all occur elsewhere in the text."""
         return float(len(self._values)) ** self.place.size * self._content.share
 
     @property
     def json_share(self) -> float:
-        """Return an upper bound for the share of candidates that make JSON."""
+        """Return an upper bound for the share of candidates with which the content is JSON."""
         values, size = self._values, self.place.size
         if not values:
             return 0.0
@@ -173,13 +177,13 @@ class _Candidates:
                          lambda luck: self.laid(bytes(luck.choices(values, k=size))))
 
     def laid(self, after: bytes) -> bytes:
-        """Return the content with other bytes at this position."""
+        """Return the content with the bytes ``after`` in place of the run."""
         data, place = self._content.data, self.place
         return data[:place.start] + after + data[place.start + place.size:]
 
     def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
-        """Yield the bytes with which the CRC matches and a text is valid; if ``narrow``, only byte
-        values that the text has elsewhere.
+        """Yield the candidates with which the CRC matches and, in a text, all bytes are text.
+        ``narrow``: only candidates whose byte values all occur elsewhere in the text.
         """
         covered = len(self._content.data) + self._content.behind
         for syndrome in syndromes:
@@ -195,6 +199,8 @@ class _Candidates:
                 yield after
 
     def changed(self, after: bytes) -> tuple[int, bytes]:
-        """Return (position, bytes) from the first to the last byte that differs."""
+        """Return (position, bytes) for the part of ``after`` from the first to the last byte that
+        differs from the damaged bytes.
+        """
         differ = [index for index, value in enumerate(after) if value != self._old[index]]
         return self.place.start + differ[0], after[differ[0]:differ[-1] + 1]

@@ -1,20 +1,20 @@
 """Restore a damaged body from another message of the same log that must have the same body.
 
 A broker copies bodies: a half message into the message that commits it, a message into its retries
-and dead letters. Unique key, length and CRC do not prove a copy, because a producer chooses the
-first two and computes the third. So only references that nobody else can write count:
+and dead letters. Unique key, length and CRC do not prove a copy, because any producer can choose
+the first two and compute the third. So only references that other producers cannot write count:
 
 * the damaged message refers to its half message in preparedTransactionOffset, which the broker
   writes, by its physical offset or by its queue offset in the half topic;
 * the damaged message names its original (ORIGIN_MESSAGE_ID among its own properties);
-* an intact message refers to the damaged half message as its own. The broker builds the former from
-  the half message itself.
+* an intact message refers to the damaged message as its half message; a broker builds such a
+  message from the half message.
 
-A delayed or timed message and its delivery do not refer to each other; nothing is copied there.
-Every byte of the damaged body outside of one damaged run must equal the copy's.
+A delayed or timed message and its delivery do not refer to each other, so neither is restored from
+the other. Outside of one damaged run, every byte of the damaged body must equal the copy's.
 
-Yield, where 2 to 512 bytes of one body are damaged, any message's of the engine's stores: 18 of 60
-in those with transactions, 0 of 60 in those with delays.
+Yield with 2 to 512 damaged bytes in the body of any message of the engine's stores: 18 of 60 in
+stores with transactions, 0 of 60 in stores with delays.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _MAX_LOOKUPS, _MAX_ENTRIES = 1000, 64
 
 
 class Twin(NamedTuple):
-    """A damaged record with the body of the message at ``place`` (``content``); ``reason`` in
-    words.
+    """A damaged record, restored with the body of its twin.
+
+    ``content``, ``record``: the restored record, as bytes and decoded; ``place``: physical offset
+    of the twin; ``reason``: the proof in words.
     """
 
     content: bytes
@@ -50,16 +52,19 @@ class Twin(NamedTuple):
 
 
 class Twins:
-    """Search for twins in a store's log, with a limited number of index lookups."""
+    """Search for twins (messages that must have the same body) in a store's log, with a limited
+    number of index lookups.
+    """
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store, self._records = store, records
         self._lookups = _MAX_LOOKUPS
 
     def of(self, raw: bytes, record: Record, *, sealed: bool) -> Twin | None:
-        """Return the damaged ``record`` (its bytes: ``raw``) with the body of its twin.
+        """Return the damaged ``record``, decoded from ``raw``, with the body of its twin.
 
-        None without a twin, or if the record is still damaged with that body. Raises: StoreIOError.
+        None if no twin exists, or if the record is still damaged with that body. ``sealed``:
+        whether the store's messages have appended CRCs. Raises: StoreIOError.
         """
         if record.crc_ok or not record.body:
             return None
@@ -88,7 +93,9 @@ class Twins:
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:
-        """Yield where messages with the same body may be, from references in either direction."""
+        """Yield physical offsets at which the twin may be, from references of the record and from
+        index entries with its unique key.
+        """
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset
         if (origin := _origin(record)) is not None:
@@ -133,7 +140,7 @@ def _is_half(record: Record) -> bool:
 
 
 def _origin(record: Record) -> int | None:
-    """Return the physical offset in ORIGIN_MESSAGE_ID; None without one."""
+    """Return the physical offset in the property ORIGIN_MESSAGE_ID; None without a valid one."""
     with suppress(FormatError, ValueError):
         place: int = parse_message_id(_values(record).get(props.ORIGIN_MESSAGE_ID, ""))[2]
         return place

@@ -25,8 +25,8 @@ from rmqctl.store.store import Store
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
-"""Fields to report if the bytes could not be decoded as a record; if none of them changed, the
-record's lengths were wrong.
+"""Fields to compare if the old bytes cannot be decoded as a record; if none of these fields
+changed, the record's lengths were wrong.
 """
 
 
@@ -53,8 +53,8 @@ class Witnesses:
         self._store, self._parts, self._records = store, parts, Records(parts)
 
     def of_record(self, place: int, after: bytes) -> RecordEvidence | None:
-        """Return the evidence for the record that is written at an offset; None if it is not a
-        record. Raises: StoreIOError.
+        """Return the evidence for the record ``after``, which the plan writes to physical offset
+        ``place``; None if it is not a record for that offset. Raises: StoreIOError.
         """
         record = _decoded(after)
         if record is None or record.physical_offset != place:
@@ -77,8 +77,8 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Return as evidence how many entries and index entries point into bytes that are put
-        back.
+        """Return as evidence the numbers of consume queue entries and index entries that point into
+        a range that is put back.
         """
         witness = self._parts[0].witness
         if witness is None:
