@@ -1,26 +1,29 @@
 """Restore invalid system flags from everything else that is known of the message.
 
-Each part of the flags is derived from evidence of its own:
+Each group of flags is derived from separate evidence:
 
-* the widths of the hosts: with the right widths the lengths add up to the size, the body matches
-  its CRC, both ports are valid, and the store time is between those of the neighbouring messages;
+* the widths of the hosts (IPv4 or IPv6): with the right widths the lengths add up to the record's
+  size, the body matches its CRC, both ports are valid, and the store time is between those of the
+  neighbouring messages;
 * the transaction: only plain and committed messages have a consume queue entry, only committed and
   rolled back messages refer to a half message, only half messages have the property TRAN_MSG;
 * the compression: a body that no codec decodes is not compressed. A body that a codec decodes may
   still be what the producer sent; if the message ends a transaction, its half message has the same
   body and valid flags;
-* multi tags and inner batches: the same as in the other messages of the log; a batch has INNER_NUM.
+* multi tags and inner batches: only values that other messages of the log have; a batch has the
+  property INNER_NUM.
 
-An appended CRC covers the flags: then every combination is tried, and exactly one must match.
+If the record has an appended CRC, which covers the flags, every combination is tried instead, and
+exactly one must match.
 
-If one solution is left, the flags are restored. If several are left, only the bits that all of them
-share are restored, and the bits that no release uses are kept, so that `verify` still reports the
-message. Unknown bits that several messages share are kept as well: a newer release or a client may
-have set them.
+If only one combination is possible, the flags are restored. If several are possible, hosts and
+transaction are restored, and bits that no release uses are kept, so that `verify` still reports the
+message. Unknown bits that occur in several messages are kept as well: a newer release or a client
+may have set them.
 
-Yield (benchmarks/stage_yields.py) with any value: 39 of 60, the others are zlib streams and
-reported; 60 of 60 with an appended CRC. Of single bits, 28 of 60: flags below 0x800 may be what was
-sent.
+Yield (benchmarks/stage_yields.py) with any value: 39 of 60 (the others are zlib streams, and
+reported), 60 of 60 with an appended CRC. With one flipped bit: 28 of 60, because flags below 0x800
+may be what the producer sent.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ _STYLE = sysflag.MULTI_TAGS | _INNER
 _TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
                  sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 _ALIKE = 3
-"""Number of messages with the same unknown bits from which on the bits do not count as damage: a
-newer release or a client has set them.
+"""Minimum number of messages with the same unknown bits for which these bits do not count as
+damage: a newer release or a client has set them.
 """
 _OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
 _ALL = np.array([sum(parts) for parts in product(
@@ -70,7 +73,9 @@ _SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PO
 
 
 class CorrectedFlags(NamedTuple):
-    """A record with corrected flags, and the reason for them. ``whole``: all flags are known."""
+    """A record with corrected flags, and the reason for the correction. ``whole``: whether all
+    flags are known.
+    """
 
     raw: bytes
     record: Record
@@ -85,7 +90,7 @@ def are_odd(sys_flag: int) -> bool:
 
 
 class Flags:
-    """Correction of the flags of single records, with the evidence of one round."""
+    """Corrector of the system flags of single records, with the evidence of one round."""
 
     def __init__(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  records: Records, chances: Chances) -> None:
@@ -95,8 +100,8 @@ class Flags:
     def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
             CorrectedFlags | None):
         """Return the record at a physical offset with its original flags; None if the flags are
-        right or the original is unknown. ``rows``: entries that point to the record. Raises:
-        StoreIOError.
+        right or the original is unknown. ``rows``: entries that point to the record; ``times``:
+        store times of the messages before and after it. Raises: StoreIOError.
         """
         stored = field_of(raw, "sys_flag")
         if self._survey.has_crcs and append_crc.stored(raw) is not None:
@@ -104,7 +109,7 @@ class Flags:
         if self._survey.unknown_bits[stored & ~sysflag.KNOWN_BITS] >= _ALIKE:
             return None
         is_odd = are_odd(stored)
-        # The two widths exchanged: the lengths add up all the same.
+        # With the two host widths swapped, the lengths add up, too.
         if not is_odd and _with_hosts(raw, place, (stored ^ HOST_BITS) & HOST_BITS) is None:
             return None
         shaped = self._shaped(raw, place, times)
@@ -115,7 +120,7 @@ class Flags:
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
                 "hosts: ports and store time fit the other way", whole=True)
         if not stored & ~sysflag.KNOWN_BITS and odd_bytes(shaped.body) is not None:
-            return None  # a codec that is not known here may have made the body
+            return None  # an unknown codec may have compressed the body
         hosts = shaped.sys_flag & HOST_BITS
         transactions = self._transactions(shaped, rows)
         if len(transactions) != 1:
@@ -137,7 +142,9 @@ class Flags:
     # -- the parts of the flags -------------------------------------------------------------------
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
-        """Return the record with the only host widths that fit it and all other flags 0."""
+        """Return the record with the only host widths that fit it and all other flags 0; None if
+        several or no widths fit.
+        """
         fitting = [record for bits in _HOSTS
                  if (record := _with_hosts(raw, place, bits)) is not None and all(
                 0 <= port <= rules.MAX_PORT for port in (
@@ -175,7 +182,7 @@ class Flags:
                 row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
                for row in rows):
             return True
-        # Asked as a plain message, since other kinds have none.
+        # Checked as a plain message, because some other kinds have no entry.
         confirmed = None if self._witness is None else self._witness.confirms(_plain(record))
         if confirmed is not None:
             return confirmed
@@ -240,7 +247,7 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
     then complete and its hosts and store time are possible.
     """
     if not has_room_for_body(raw, bits):
-        return None  # as nearly always
+        return None  # the usual case
     record = whole_record(with_fields(raw, sys_flag=bits), place, sealed=False)
     return record if record is not None and record.store_timestamp >= rules.EARLIEST and all(
         0 <= port <= rules.MAX_PORT for port in (
@@ -249,9 +256,9 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
 
 def mend_flags(flags: Flags, survey: Survey, records: Records,
                rows: Mapping[int, Sequence[FoundRow]]) -> None:
-    """Correct the flags of intact messages whose header shows that the flags are damaged, as far as
-    they are known, and put these messages into ``records``. ``rows``: entries by the physical
-    offset that they point to. Raises: StoreIOError.
+    """Correct the flags of intact messages whose header shows damaged flags, if the original is
+    known, and add these messages to ``records``. ``rows``: entries by the physical offset that they
+    point to. Raises: StoreIOError.
     """
     def time_at(place: int | None) -> int | None:
         _, record, _ = (0, None, b"") if place is None else records.read(place, None)

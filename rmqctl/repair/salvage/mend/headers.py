@@ -14,8 +14,8 @@ recomputed. A negative queue id becomes that of the only queue of the topic that
 message.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: offset of the half message 60 of 60,
-store host 55, reconsume times 34. A born host of any value is unknown; of single bits that were
-flipped in it 10 of 60, in reconsume times 21 of 60.
+store host 55, reconsume times 34. A born host of any value cannot be restored. With one flipped
+bit: born host 10 of 60, reconsume times 21 of 60.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LONG = (1 << 64) - 1
 
 @dataclass(slots=True)
 class _Evidence:
-    """Evidence for header fields. ``lookups``: how many more index lookups are allowed."""
+    """Evidence for header fields. ``lookups``: number of index lookups that are still allowed."""
 
     store: Store
     survey: Survey
@@ -57,11 +57,13 @@ class _Evidence:
     times: Times
     lookups: int = _MAX_LOOKUPS
     homeless: Counter[tuple[bytes, int]] = field(default_factory=Counter)
-    """Number of messages with an invalid queue, by topic and queue offset."""
+    """Number of messages with an invalid queue id, by topic and queue offset."""
 
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
-    """Put corrected records into ``records``; reject records that cannot be kept or corrected."""
+    """Correct header fields of intact messages in ``records``; reject records that can be neither
+    kept nor corrected.
+    """
     evidence = _Evidence(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if rules.QUEUE_ID in fault.categories:
@@ -88,7 +90,7 @@ def _mend(evidence: _Evidence, fault: HeaderFault) -> None:
     raw = stored if corrected == record else (
         None if corrected is None else unless_crc_differs(build(corrected)))
     if raw is None or corrected is None:
-        # An appended CRC that contradicts it, or nothing that could be there: a filler.
+        # The appended CRC contradicts the correction, or no valid value is known: use a filler.
         if any(name in (*rules.UNDECODABLE, rules.NUMBER) for name in fault.categories):
             records.rejected.add(fault.offset)
             return
@@ -100,7 +102,7 @@ def _mend(evidence: _Evidence, fault: HeaderFault) -> None:
         records.reasons[fault.offset] = "; ".join(reasons)
 
 
-# -- one field each: (the record, None for what needs a filler; the reason, "" if it stays) --------
+# -- one field each: return (record, None if it needs a filler; reason, "" if unchanged) -----------
 
 
 def _born_port(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tuple[Record, str]:
@@ -158,16 +160,15 @@ def _sys_flag(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tupl
 
 
 def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
-    """Return the bytes of the record with a corrected reconsume count.
+    """Return (the bytes of the record with a corrected reconsume count, the reason).
 
-    No other field proves the count. An appended CRC that matches the negative count does not prove
-    it, either.
+    No other field proves the count, and neither does an appended CRC that matches a negative count.
     """
     stored = f"reconsumeTimes {record.reconsume_times}"
     times = _one_bit(record.reconsume_times)
     reason = f"{stored}: corrected to {times} (one flipped bit)"
     if times is None and record.reconsume_times >= 0:
-        return raw, ""  # clients count on from it, and nothing is known that would be better
+        return raw, ""  # clients can increment it, and no better value is known
     if times is None:
         times, reason = 0, f"{stored}: original unknown, set to 0, as in a first delivery"
     mended = build(replace(record, reconsume_times=times))
@@ -197,8 +198,8 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(number: bytes) -> list[bytes]:
-    """Return all decimal numbers one flipped bit away from these bytes; none if they are too
-    long.
+    """Return all decimal numbers that differ from these bytes in one bit; an empty list if the
+    bytes are too many for a number.
     """
     if len(number) > _MAX_DIGITS:
         return []
@@ -223,7 +224,7 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
     """Return the record with the id of the only queue of the topic that lacks exactly this message,
     if no other message with an invalid queue claims the same queue offset.
     """
-    if evidence.records.is_replaced(record.physical_offset):  # a row has told
+    if evidence.records.is_replaced(record.physical_offset):  # corrected from an entry
         return record, ""
     topic = os.fsdecode(record.topic)
     lacking = [queue for name, queue in evidence.survey.runs.keys if name == topic and queue >= 0
@@ -236,8 +237,8 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with queue offset 0, or unchanged if its queue lacks exactly this message:
-    then the transaction bits are wrong.
+    """Return the record with queue offset 0. If its queue lacks exactly this message, the
+    transaction bits are wrong instead, and the record is returned unchanged.
     """
     topic = os.fsdecode(record.topic)
     if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):
@@ -253,12 +254,12 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
                and run.high < record.physical_offset < other.low for run, other in pairwise(runs))
 
 
-# -- the half message that a message ends ----------------------------------------------------------
+# -- the half message of a committed or rolled back message ----------------------------------------
 
 
 def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with the offset of its half message: the stored offset without one flipped
-    bit, or the only half message with the same unique key; else 0.
+    """Return the record with the offset of its half message: the stored offset with one bit
+    corrected, or that of the only half message with the same unique key; else 0.
     """
     stored = record.prepared_transaction_offset
     damage = f"invalid preparedTransactionOffset {stored}"

@@ -2,7 +2,8 @@
 
 * In a damaged region: a record with a damaged header whose body still matches its CRC. Its size,
   magic and physical offset are known from elsewhere; one bit of its other lengths may be wrong.
-* A body CRC that is one bit off: a wrong body would hardly give that (32 chances in 2^31).
+* A record whose body CRC is one bit off: a damaged body is unlikely to cause that (32 chances in
+  2^31).
 * An intact record whose topic, queue, queue offset or transaction bits contradict the consume queue
   entry that points to it, while no entry confirms the record's own values.
 * Complete records, and 512-byte sectors or 4 KiB pages, that are at another record's position
@@ -80,21 +81,23 @@ from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
-"""Bytes of candidates that are checked in one round, so that crafted damage cannot take forever."""
+"""Maximum number of bytes of candidates that are checked in one round, so that crafted damage
+cannot take forever.
+"""
 
 
 @dataclass(slots=True)
 class Mending:
-    """Result of a round: ``pieces`` to write by part number (positions in its file), and what was
-    done.
+    """Result of a round of restoring records.
 
-    ``rejected``: physical offsets of records that contradict their queues and cannot be corrected.
-    ``confirmed``: sizes of records in damaged bytes that are complete (or will be), by physical
-    offset. ``moved``: the pieces are bytes from elsewhere in the log. ``corrected``: physical
-    offsets of records that a changed byte makes intact; ``refused``: why other records are not
-    corrected, by physical offset; ``by_byte``: physical offsets of records that a changed byte
-    would explain where only bits may be changed. ``topics``: why invalid topics are kept, by
-    physical offset.
+    ``pieces``: pieces to write, at positions in a file, by part number. ``messages``: number of
+    restored messages. ``actions``: descriptions of the changes. ``rejected``: physical offsets of
+    records that contradict their queues and cannot be corrected. ``confirmed``: sizes of records in
+    damaged bytes that are complete (or will be), by physical offset. ``moved``: whether the pieces
+    are bytes from elsewhere in the log. ``corrected``: physical offsets of records that a changed
+    byte makes intact; ``refused``: reasons why other records are not corrected, by physical offset;
+    ``by_byte``: physical offsets of records that a changed byte would explain where only bits may
+    be changed. ``topics``: reasons why invalid topics are kept, by physical offset.
     """
 
     pieces: dict[int, tuple[OverlayPiece, ...]] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class Mending:
     marked: set[int] = field(default_factory=set)
     """Physical offsets of messages that have lost some of their properties and are kept."""
     unmarked: dict[int, str] = field(default_factory=dict)
-    """Reasons why other messages are not marked, by physical offset."""
+    """Reasons why messages with damaged properties are not marked, by physical offset."""
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
@@ -120,9 +123,9 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
     """Run one round that restores records at their present positions. Raises: StoreIOError.
 
     ``rejected``: physical offsets of records that count as damaged, whatever they look like.
-    ``correct``: what may be changed where a CRC shows the original. ``chances``: shared by all
-    rounds of this repair. ``undecided``: physical offsets of records that count as messages because
-    the user says so.
+    ``correct``: the kind of changes allowed where a CRC proves the original. ``chances``: shared by
+    all rounds of this repair. ``undecided``: physical offsets of ambiguous records that count as
+    messages because the user chose to keep them.
     """
     return _Round(store, parts, survey, gatherer, evidence, rejected, correct,
                   chances or Chances(), undecided).run()
@@ -148,9 +151,9 @@ def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: HoleE
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: HoleEntries, generation: int, earlier: Container[int], *,
          bodies: bool) -> Mending:
-    """Keep damaged messages that can be delivered as they are (see `keep`), except records from an
-    ``earlier`` use of the file. ``bodies``: also messages with damaged bodies. Raises:
-    StoreIOError.
+    """Keep damaged messages that can be delivered as they are (see `kept_damaged`), except records
+    from an ``earlier`` use of the file. ``bodies``: whether to keep messages with damaged bodies,
+    too. Raises: StoreIOError.
     """
     records = Records(parts)
     damaged, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
@@ -174,7 +177,7 @@ def _mending(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Over
     mending, witnesses = Mending(messages=count), Witnesses(store, parts)
     for number, some in pieces.items():
         ordered: list[OverlayPiece] = []
-        for piece in some:  # what was found first is the surer
+        for piece in some:  # the first piece is the most certain
             index = bisect_left(ordered, piece.at, key=lambda piece: piece.at)
             if (not index or ordered[index - 1].end <= piece.at) and (
                     index == len(ordered) or piece.end <= ordered[index].at):
@@ -198,8 +201,8 @@ def _mending(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Over
 
 def _reasoned(witnesses: Witnesses, place: int, piece: OverlayPiece, why: str,
               reason: str | None) -> tuple[str, Mapping[str, Any]]:
-    """Return (why a piece is written, the evidence as data). ``reason``: the known reason, if
-    any.
+    """Return (the reason why a piece is written, the evidence as data). ``why``: reason for all
+    pieces, or empty; ``reason``: reason for this piece, if known.
     """
     content = bytearray(piece.size)
     piece.read_into(memoryview(content), 0)
@@ -231,8 +234,8 @@ class _Round:
         self._flags = Flags(parts, survey, gatherer, self._records, self._chances)
 
     def run(self) -> Mending:
-        # In damaged regions: wherever a row or the log itself says that a record starts. What a
-        # frame says of itself does not count: it may be in a body.
+        # In damaged regions, restore records wherever an entry or the log shows that a record
+        # starts. A frame's own fields are no evidence: the frame may be in a body.
         rows: dict[int, list[FoundRow]] = {}
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
@@ -245,7 +248,8 @@ class _Round:
                 for region in regions:
                     if region.dirty:
                         self._region(source, region, rows, places)
-        # Intact records: a body CRC of no body, and what contradicts others.
+        # In intact records, correct the CRC of an empty body, and contradictions to other
+        # structures.
         for physical in self._survey.lacking_crc if self._survey.has_crcs else ():
             self._name(physical)
         for physical in self._survey.unchecked:
@@ -285,7 +289,7 @@ class _Round:
         """
         position = start - source.base
         part = self._parts[region.file]
-        # A message leaves space for the blank after it: one beyond that was never put.
+        # A broker keeps space for an end-of-file record, so no message can be longer.
         room = min(region.end, part.end - BLANK_SIZE) - start
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
         head = source.read(position, max(0, min(room, 1 << 16)))
@@ -306,17 +310,18 @@ class _Round:
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
             stored_at = field_of(head, "physical_offset")
-            # A place that this log has not reached cannot be of another record.
+            # A displaced record belongs to the offset in its physicalOffset field.
             displaced = stored_at != start and is_displaced(
                 self._parts, start, stored_at, len(candidate))
-            # Nor is one that its own entry leads to, or that its neighbours are as far from.
+            # So does a record whose entry points to that offset, or whose neighbours are shifted by
+            # the same distance.
             if stored_at != start and not rows and (self._is_led_elsewhere(record, stored_at) or (
                     self._is_shifted(source, region, position, len(candidate)))):
                 continue
             shifted = displaced or (stored_at != start and self._is_shifted(
                 source, region, position, len(candidate), part.size))
             near = (stored_at ^ start).bit_count() == 1 or not 0 <= stored_at < self._parts[-1].end
-            # Where its neighbours are off by as much, they were moved: no field was damaged.
+            # If its neighbours are shifted by as much, all were moved and the field is not damaged.
             foreign = displaced or (is_foreign_place(stored_at, start, part.size) and (
                 shifted or not near or not _is_timely(region, record)))
             wrong = sum(field_of(head, name) != field_of(candidate, name) for name in _PLACING)
@@ -354,7 +359,7 @@ class _Round:
         return record is None or not record.crc_ok
 
     def _by_twin(self, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Restore a record whose body another message has, too. Return its size; else 0."""
+        """Restore a record with the same body in another message. Return its size; else 0."""
         record = self._in_place(raw, start)
         twin = None if record is None else self._twins.of(
             raw, record, sealed=self._survey.has_crcs)
@@ -425,7 +430,7 @@ class _Round:
         return self._by_crc_field(raw, record, rows) or self._by_topic(raw, record, rows)
 
     def _by_crc_field(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """Restore a record whose body CRC is damaged, but not the body. Return its size; else 0."""
+        """Restore a record with an intact body and a damaged body CRC. Return its size; else 0."""
         reason = damaged_crc(record)
         after = with_fields(raw, body_crc=body_crc(record.body))
         if reason is None or append_crc.verify(after) is False or not self._supported(
@@ -480,8 +485,8 @@ class _Round:
         ``foreign``: its physical offset field looks as if the record belonged elsewhere. Then the
         log must lack exactly this message between two others of its queue. ``moved``: the other
         offset is in this log, so the message may have been there, and only the index can decide;
-        nothing can if the record is ``shifted`` with its neighbours. ``wrong``: how many of the
-        `_PLACING` fields are wrong.
+        nothing can if the record is ``shifted`` with its neighbours. ``wrong``: number of
+        `_PLACING` fields that are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -490,8 +495,8 @@ class _Round:
             return True
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
-        # Without a body nothing proves the rest of it, but that its lengths make its size: where
-        # more than one field is damaged, the others may be too.
+        # Without a body, only the sum of its lengths proves the record: if more than one field is
+        # damaged, other fields may be damaged, too.
         if not record.body and wrong > 1:
             return False
         if foreign:
@@ -522,15 +527,15 @@ class _Round:
         stored = field_of(head, "total_size")
         if MIN_SIZE <= stored <= room:
             sizes = {stored, *sizes}
-        # With each magic, and each turned length bit that leads to a size with a witness.
+        # Try each magic, and each flipped bit of a length that gives a confirmed size.
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
-            # All lengths agree with the only size that anything says: no other ones are tried.
+            # If all lengths agree with the only known size, no others are tried.
             is_whole = sizes == {stored} and fixed == head and stored == extent(
                 source, position, head, magic, min(room, MAX_BODY))
             for bent, size in [(head, stored)] if is_whole else bent_heads(
                     source, position, fixed, magic, min(room, MAX_BODY), sizes):
-                # Its size needs a second witness, to be one bit off, or to lead to another record.
+                # The size must be confirmed, be one bit off, or end at another record.
                 if size not in sizes and not (
                         (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
                     continue
@@ -541,7 +546,7 @@ class _Round:
                                                       max(0, size - len(bent)))
                 candidate = with_fields(candidate, total_size=size)
                 yield candidate
-                # The body's CRC may be the field that one bit is wrong in.
+                # The flipped bit may be in the body CRC.
                 try:
                     record = self._decoded(candidate)
                 except FormatError:
@@ -549,7 +554,7 @@ class _Round:
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
-            # The sizes that are known, with the other lengths made to fit.
+            # Try the known sizes, with the other lengths adjusted.
             for size in () if is_whole else sizes:
                 self._budget -= size
                 if size > MAX_BODY or self._budget < 0:
@@ -560,8 +565,9 @@ class _Round:
 
 
 def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
-    """Return whether a torn write ended in the record's topic: the zeros there and after it are not
-    the length of its properties, unless the record's own size or an entry confirms that length.
+    """Return whether a torn write probably ended in the record's topic: the topic ends with zeros,
+    the length of the properties is zero, and neither the record's own size field nor an entry
+    confirms its size.
     """
     return (record.topic.endswith(b"\0") and not record.properties and record.total_size not in {
         field_of(head, "total_size"), *sizes})

@@ -49,8 +49,8 @@ Stretch = tuple[int, int, int]
 def swapped_pages(
         parts: Sequence[LogPart], regions: Sequence[Region]
 ) -> dict[int, list[OverlayPiece]]:
-    """Return the pieces to write, by part number; all are in damaged regions. Raises:
-    StoreIOError.
+    """Return the pieces that put swapped pages back, by part number; all are in damaged regions.
+    Raises: StoreIOError.
     """
     stretches = _joined(regions)
     swaps = _candidates(parts, stretches)
@@ -64,7 +64,7 @@ def swapped_pages(
 
 
 def _joined(regions: Sequence[Region]) -> list[Stretch]:
-    """Return the regions with adjacent regions joined."""
+    """Return the regions as stretches, with adjacent regions joined."""
     stretches: list[Stretch] = []
     for region in regions:
         if stretches and stretches[-1][0] == region.file and stretches[-1][2] == region.start:
@@ -84,7 +84,7 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
         number = bisect_right(starts, page) - 1
         return number >= 0 and page + size <= stretches[number][2]
 
-    # Each misplaced record says how far its page was moved.
+    # Each misplaced record shows how far its page was moved.
     swaps: dict[Swap, None] = {}
     for file, start, end in stretches:
         part = parts[file]
@@ -98,7 +98,7 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
                     if delta % size == 0 and is_inside(here, size) and is_inside(there, size):
                         swaps[min(here, there), max(here, there), size] = None
                         break
-    # Pages of one swap cannot be of another.
+    # A page can be part of only one swap.
     taken: set[int] = set()
     chosen = []
     for low, high, size in swaps:
@@ -126,10 +126,10 @@ def _part_of(parts: Sequence[LogPart], place: int) -> int:
 
 def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
              pieces: dict[int, list[OverlayPiece]]) -> list[Swap]:
-    """Return the swaps after which, with all swaps applied, every byte of both pages belongs to an
+    """Return the swaps that fit: with all swaps applied, every byte of both pages belongs to an
     intact record or a blank, or is after the end of the log.
     """
-    # The log as it would be, and what of it is explained.
+    # The log with all swaps applied, and its intact ranges.
     changed_parts = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
                              for number, some in pieces.items()})
     sound: list[tuple[int, int]] = []
@@ -150,7 +150,7 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
                         sound[-1] = sound[-1][0], high
                     else:
                         sound.append((low, high))
-    # A swap fits if both of its pages are in that.
+    # A swap fits if both of its pages are in intact ranges.
     begins = np.array([low for low, _ in sound], np.int64)
 
     def fits(page: int, size: int) -> bool:
@@ -161,7 +161,9 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
 
 
 def _magics(source: Source, start: int, end: int) -> Iterator[int]:
-    """Return positions in ``[start, end)`` with a magic where a message may start."""
+    """Yield the positions in ``[start, end)`` at which a message may start, because a magic is at
+    the right distance.
+    """
     last = start - 1
     for window_start, data in used_windows(source, start, end):
         for hit in MAGIC_PATTERN.finditer(data):
@@ -197,7 +199,7 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
 
 def is_indexed(store: Store, record: Record) -> bool:
     """Return whether the index has entries for the offset in the record's physical offset field,
-    and all of them match the record's keys and store time. A key alone proves nothing: many
+    and all these entries match the record's keys and store time. A key alone proves nothing: many
     messages may share it.
     """
     keys = keys_of_places(store, [record.physical_offset]).get(record.physical_offset, [])

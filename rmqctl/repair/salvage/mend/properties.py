@@ -1,13 +1,13 @@
 """Correct damaged properties of messages with an intact body where entries prove the original.
 
-No CRC covers properties. One NUL, or one byte of tags or keys, is corrected if exactly one other
-byte makes the message agree with the tags code of its consume queue entry and the hashes of its
-index entries. All other messages are marked RMQCTL=damaged: the damaged pairs are dropped, the
-names of further queues are restored from the entries that point to the message, and the rest is
-kept.
+No CRC covers properties. A single NUL, or a wrong byte in tags or keys, is corrected if exactly one
+value of that byte makes the message agree with the tags code of its consume queue entry and the
+hashes of its index entries. All other messages are marked RMQCTL=damaged: the damaged pairs are
+dropped, the names of further queues are restored from the entries that point to the message, and
+the rest is kept.
 
-Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties have their
-very bytes again; the others are kept.
+Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties get their
+original bytes back; the others are marked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _FEW, _SHARE = 1000, 20
-"""Messages with damaged properties count as sent that way by a producer if there are more than the
-first number, and more than one in the second number of all messages.
+"""Limits for damaged properties: if more than `_FEW` messages and more than one in `_SHARE` of all
+messages have such properties, a producer sent them like that.
 """
 NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)
@@ -45,9 +45,11 @@ _WORD = 32
 
 @dataclass(slots=True)
 class Mended:
-    """Messages with damaged properties: ``records`` has the new bytes, ``corrections`` the
-    corrected bytes by physical offset, ``marked`` the physical offsets of marked messages, ``left``
-    those of unchanged messages with the reason.
+    """Result for messages with damaged properties.
+
+    ``records``: the new bytes. ``corrections``: corrections of one byte, by the byte's physical
+    offset. ``marked``: physical offsets of marked messages. ``left``: reasons why messages are
+    unchanged, by physical offset.
     """
 
     records: Records
@@ -92,15 +94,15 @@ class _Entries:
     hashes: frozenset[int]
     rows: Sequence[FoundRow]
     tags: str | None = None
-    """Tags of another message of the queue that have this tags code."""
+    """Tags of another message of the queue with this tags code."""
 
     def agrees(self, record: Record) -> bool:
         return (self.code is None or _code(record) == self.code) and (
             not self.hashes or key_hashes(record) == self.hashes) and not self.missing(record)
 
     def missing(self, record: Record) -> list[FoundRow]:
-        """Return the entries that neither the message's own queue nor its properties account
-        for.
+        """Return the entries that the message needs, but that its own queue and its properties do
+        not name.
         """
         own = os.fsdecode(record.topic), record.queue_id
         named = dispatched(record.properties)
@@ -130,7 +132,7 @@ def _mend(mended: Mended, record: Record, entries: _Entries, sealed: bool) -> No
 
 
 def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
-    """Yield what a marked message loses, and what is kept."""
+    """Yield, in words, what a marked message loses and what it keeps."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
            f"RMQCTL=damaged marks it (space from {how})")
     if entries.code is not None and entries.code != _code(record):
@@ -197,7 +199,9 @@ def _corrected(record: Record, entries: _Entries) -> Correction | None:
 
 
 def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
-    """Yield possible positions of the one wrong byte in the properties, with possible originals."""
+    """Yield (position, possible original values) for each byte of the properties that may be the
+    wrong one.
+    """
     if raw.count(0):
         if raw.count(0) == 1:
             yield raw.index(0), _VALUES
@@ -208,8 +212,8 @@ def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
         for at in range(max(0, error.start - 1), min(len(raw), error.end + 1)):
             yield at, _VALUES
         return
-    # A part without a name, or without what separates that from a value: a byte of the part, or
-    # the separator before it, which was none.
+    # A part without a name or without a separator after the name: either a byte of the part is
+    # wrong, or the property separator before it is.
     mark, start = props.PROPERTY_SEPARATOR.encode(), 0
     for part in raw.split(mark):
         if part and props.fault(part) is not None:
@@ -227,7 +231,7 @@ def _entry(record: Record) -> EntryKey:
 
 
 def _code(record: Record) -> int | None:
-    """Return the tags code of a message; None if it has none."""
+    """Return the tags code of a message; None if its properties give none."""
     try:
         return tags_code(record.topic.decode("utf-8", "replace"),
                          props.parse(record.properties.decode("utf-8", "replace")),

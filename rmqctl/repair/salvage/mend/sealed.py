@@ -2,11 +2,11 @@
 
 The appended CRC covers the whole record, so it decides between plausible values: those of consume
 queue entries, those of the neighbouring messages, and the few values that a field usually has. Each
-candidate value has 1 chance in 2^31 of matching by accident, so at most `MAX_CHANCE` * 2^31 values
-(214,748) may be tried for all fields together.
+candidate value has 1 chance in 2^31 of matching by accident, so at most `MAX_CHANCE`
+* 2^31 values (214,748) may be tried for all fields together.
 
-A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC of
-every value follows from these.
+A CRC is linear: it is computed once for the record and once for each bit of a field; from these
+CRCs follows that of each value.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: flag, queue id, queue offset, born
 time and reconsume times 60 of 60, store time and store host 59, born host and the offset of the
@@ -33,12 +33,12 @@ _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
 """Largest number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""Numbers of values that are tried: from 0 on for a flag, a queue id and a reconsume count; missing
-queue offsets.
+"""Numbers of values that are tried: for a flag, a queue id and a reconsume count (each from 0 on),
+and for missing queue offsets.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
-"""Milliseconds: from born to store time, by which a producer's clock may be ahead, and between the
-messages before and after.
+"""Limits in milliseconds: time from born to store time, lead of a producer's clock, and time
+between the messages before and after.
 """
 Times = tuple[int | None, int | None]
 Candidates = tuple[str, int, int, Array]
@@ -66,9 +66,11 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
 def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
                   survey: Survey, gatherer: Gatherer, chances: Chances,
                   before: Record | None) -> Correction | None:
-    """Return the correction of the one field whose only plausible value makes a record match its
-    appended CRC. ``rows``: entries that point to the record; ``times``: store times of the messages
-    before and after; ``before``: the message before.
+    """Return the correction of one header field to the only plausible value with which the record
+    matches its appended CRC; None if several or no values match.
+
+    ``rows``: entries that point to the record; ``times``: store times of the messages before and
+    after it; ``before``: the message before it.
     """
     if not record.crc_ok or append_crc.verify(raw) is not False:
         return None
@@ -123,8 +125,8 @@ def _candidates(record: Record, rows: Sequence[FoundRow], times: Times,
 
 def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
         tuple[str, int, bytes]]:
-    """Yield name, position and bytes of hosts that the record may have had: those of the message
-    before, and the store's own.
+    """Yield (field name, position, bytes) of hosts that the record may have had: the hosts of the
+    message before it, and the store's own host.
     """
     hosts = set() if before is None else {
         ("store_host", before.store_host), ("born_host", before.born_host)}

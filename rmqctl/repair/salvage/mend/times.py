@@ -1,17 +1,19 @@
 """Correct store times, which no checksum covers, from other structures that contain the same time.
 
-Exact to the millisecond are a unit of a consumequeue_ext, an entry of a batch queue, the deliver
-time in the entry of a delayed message, the header of an index file (its first and last message) and
-the checkpoint (the log's last message); the other index entries are exact to the second. The order
-of the log limits all store times, as a broker's clock runs forward. So if exactly one flipped bit
-makes a time fit between its neighbours' times, that bit was flipped.
+These structures have the time exact to the millisecond: a unit of a consumequeue_ext, an entry of a
+batch queue, the deliver time in the entry of a delayed message, the header of an index file (for
+its first and last message) and the checkpoint (for the log's last message). Other index entries are
+exact to the second. The order of the log limits all store times, because a broker's clock runs
+forward. So if exactly one flipped bit makes a time fit between its neighbours' times, that bit was
+flipped.
 
 A single time out of order is legal (a clock may be set back) and is kept unless such a proof
-contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced: if nothing proves
-the original, by its neighbour's time, with which searches by time work, and the plan reports that.
+contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced. If nothing proves
+the original, its neighbour's time is used, so that searches by time work, and the plan reports
+this.
 
-Yield (benchmarks/stage_yields.py): 49 of 60 with one flipped bit, 11 of 60 with any value; of the
-others most have the right second again.
+Yield (benchmarks/stage_yields.py): 49 of 60 with one flipped bit, 11 of 60 with any value; most of
+the others get the right second.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ _SECOND = 1000
 
 
 class Between(NamedTuple):
-    """Store times (ms) that the neighbours allow; -1 and `ENDLESS` without a neighbour."""
+    """Range of store times (ms) that the neighbours allow; -1 or `ENDLESS` on a side without a
+    neighbour.
+    """
 
     low: int
     high: int
@@ -60,12 +64,12 @@ class Between(NamedTuple):
         return abs(time - stored) > 64 * (self.high - self.low)
 
     def meets(self, key: IndexedKey) -> bool:
-        """Return whether an allowed time is in the second that an index entry has."""
+        """Return whether an allowed time is in the second of an index entry."""
         return self.low < key.time + _SECOND and key.time <= self.high
 
     def may_be(self, time: int) -> bool:
-        """Return whether a time at an end of the log is possible, after no more than a long
-        pause.
+        """Return whether a time at the start or end of the log is possible: allowed, and at most
+        `rules.YEARS` away from its only neighbour's time.
         """
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
@@ -88,7 +92,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     if not impossible and keys and (any(key.time <= stored < key.time + _SECOND for key in keys)
                                     or all(key.agrees(stored) for key in keys)):
         return None, ""
-    # Who wrote it down to the millisecond.
+    # A structure with the exact time.
     for time, by in exact:
         if between.allows(time) and (time in turned or not may_be):
             return time, f"{stored_text}: corrected to {time_text(time)}, from {by}"
@@ -108,7 +112,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
-    """Return the time that replaces an impossible one, and the reason. Searches by time need it."""
+    """Return the neighbour's time, which replaces an impossible store time, and the reason."""
     return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to that "
                          f"of its neighbour, {time_text(between.low)}")
 
@@ -217,8 +221,9 @@ class Times:
         return unit.tags_code
 
     def _delay(self, record: Record) -> int | None:
-        """Return the milliseconds between store time and delivery of a delayed message, as in the
-        other messages of its queue: a broker may have its own levels.
+        """Return the delay in ms between store time and delivery of a delayed message: as in an
+        adjacent message of its queue, because a broker's delay levels can be configured; else the
+        default delay.
         """
         key = os.fsdecode(record.topic), record.queue_id
         queue = self._store.queues.get(key)
@@ -242,8 +247,8 @@ class Times:
         return self._indexed.get(physical, [])
 
     def _last_times(self) -> tuple[int, ...]:
-        """Return the store times in the checkpoint: that of the last message when it was written. A
-        time that an earlier message may have is left out: the clock was set back after that
+        """Return the times in the checkpoint, which are store times of the log's last message. A
+        time that an earlier message may have is skipped: then the clock was set back after that
         message.
         """
         saved = self._store.checkpoint

@@ -6,13 +6,13 @@ points to the message, `contradict` has already used that entry. Otherwise the o
 
 * the topic with which the index has the keys of the message at its physical offset: a topic that
   the store knows, or the stored topic without one flipped bit;
-* if the index has no keys for the message, the one topic of the same length that lacks exactly that
-  queue offset in that queue between the messages before and after, or, in a log that begins at 0,
-  the one topic whose queue would end with the message. For a topic that could be valid, it must
-  also be unknown, one byte off, and its message not the first of a queue.
+* if the index has no keys for the message, the only topic of the same length whose queue lacks
+  exactly this message between two of its messages or, in a log that begins at 0, at its end. If the
+  stored topic could be valid, it must also be unknown to the store and differ from the other topic
+  in one byte, and its message must not be the first of a queue.
 
-A known topic with its message out of order, while another topic lacks this message, is doubtful. If
-the evidence is contradictory, or more than one such topic exists, nothing is corrected.
+A known topic is doubtful if its message is out of order and another topic lacks this message.
+Nothing is corrected if the evidence is contradictory or several topics are possible.
 
 Yield (benchmarks/stage_yields.py): 59 of 59 with one changed byte, where the consume queues are
 gone and the index exists.
@@ -43,14 +43,18 @@ from rmqctl.store.store import Store
 
 _OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
 _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
-"""Limits: suspects and topics of one length that are checked; gaps in queues that are checked."""
+"""Maximum number of suspects, and of topics of one length, that are checked; maximum number of gaps
+in queues that are checked.
+"""
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
-"""Ways in which a queue may lack a message: between two others; at its end; nothing excludes it."""
+"""Ways in which a queue may lack a message: between two of its messages; at its end; unknown, but
+possible.
+"""
 
 
 class Suspect(NamedTuple):
-    """A message that is the only one of a run of queue offsets."""
+    """A message that is a run of queue offsets by itself, so that its topic may be wrong."""
 
     place: int
     key: QueueKey
@@ -65,8 +69,8 @@ class CorrectedTopic(NamedTuple):
 
 
 def is_impossible(topic: bytes) -> bool:
-    """Return whether no broker can have written a topic: not a folder name, not UTF-8, or with
-    control characters.
+    """Return whether no broker can have written a topic: it is no valid folder name, no UTF-8, or
+    contains control characters.
     """
     name = os.fsdecode(topic)
     return folder_fault(name) is not None or not name.isprintable()
@@ -108,16 +112,16 @@ class TopicEvidence:
         """Return the corrected topic of a record; a reason if a wrong topic cannot be corrected;
         None if nothing shows that it is wrong.
         """
-        # The index has its keys: nothing is wrong, but for a topic that cannot be.
+        # If the index has the record's keys, its topic is right, unless that is impossible.
         place, own = record.physical_offset, record.topic
         impossible, hashes = is_impossible(own), self._hashes(place)
         if hashes & key_hashes(record):
             if not impossible:
                 return None
-            hashes = set()  # made from the damaged log
+            hashes = set()  # the index was built from the damaged log
         suspect = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
         damage = _named(record)
-        # The index has other keys: the one topic that makes them.
+        # The index has other keys: find the only topic that gives these keys.
         if hashes:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
                 replace(record, topic=topic)) and self._room(topic, suspect)]
@@ -128,7 +132,7 @@ class TopicEvidence:
                 return CorrectedTopic(fits[0], damage)
             return f"{damage}: the index has other keys there" if (
                 impossible or self._rooms(suspect, _BETWEEN)) else None
-        # No keys: its entry, and the order of its queue.
+        # The index has no keys: check the record's entry and the order of its queue.
         if not impossible and self._witness is not None and self._witness.confirms(record):
             return None
         plain, between = not impossible and own.isascii(), self._rooms(suspect, _BETWEEN)
@@ -136,7 +140,7 @@ class TopicEvidence:
             return (f"{damage}: out of order, and{self._where(between[0], suspect)}"
                     if between and any(run.low == place for run in self._gatherer.misfits.get(
                         suspect.key, ())) else None)
-        # Which topic lacks just this message, if only one does.
+        # The topics that lack exactly this message; there must be only one.
         fits = between or (self._rooms(suspect, _BEHIND) if self._from_zero and (
             suspect.queue_offset or not plain) else [])
         fits = [topic for topic in fits if _is_like(topic, own, plain)]
@@ -187,7 +191,7 @@ class TopicEvidence:
         names = {*_OF_BROKERS, *self._configured, *self._topics}
         by_length: dict[int, list[bytes]] = {}
         for name in sorted(names):
-            # A configuration may hold what no file system can name.
+            # A configuration may contain invalid folder names.
             if folder_fault(name) is None and not name.startswith(props.LMQ_PREFIX):
                 topic = os.fsencode(name)
                 if not is_impossible(topic):
@@ -210,8 +214,8 @@ class TopicEvidence:
             suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
 
     def _is_between(self, hole: Hole) -> bool:
-        """Return whether a gap is between messages of its queue; a log that begins at 0 has the
-        start of every queue.
+        """Return whether a gap is between messages of its queue. In a log that begins at 0, a gap
+        at the start of a queue counts, too.
         """
         return hole.high < ENDLESS and (hole.low >= 0 or self._from_zero)
 
@@ -245,8 +249,8 @@ class TopicEvidence:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return how the queue of a topic lacks the suspect's message: a constant above; 0 if it
-        does not.
+        """Return in which way the queue of a topic lacks the suspect's message (`_BETWEEN`,
+        `_BEHIND` or `_OPEN`); 0 if it does not lack that message.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
@@ -296,8 +300,8 @@ def _claim(suspect: Suspect) -> tuple[int, int, int]:
 
 
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
-    """Return whether a damaged topic may have been ``topic``: all but one byte are equal if it
-    looks valid (``plain``), else at least half of its printable characters.
+    """Return whether a damaged topic may have been ``topic``. If the damaged topic looks valid
+    (``plain``), all bytes except one must be equal, else at least half of its printable characters.
     """
     pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
     equal = sum(a == b for a, b in pairs)
@@ -305,7 +309,7 @@ def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
 
 
 def _turned(topic: bytes) -> Iterator[bytes]:
-    """Yield all topics one flipped bit away that a broker may have written."""
+    """Yield all topics that differ from a topic in one bit and that a broker may have written."""
     for at in range(len(topic)):
         for bit in range(8):
             turned = topic[:at] + bytes([topic[at] ^ 1 << bit]) + topic[at + 1:]
@@ -315,8 +319,8 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 
 def mend_topics(topics: TopicEvidence, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
-    """Correct topics of intact messages in ``records``; return why others are kept, by physical
-    offset.
+    """Correct topics of intact messages in ``records``; return the reasons why other wrong topics
+    are kept, by physical offset.
 
     ``rows``: entries by the physical offset that they point to. Raises: StoreIOError.
     """
