@@ -1,4 +1,4 @@
-"""Carrying out one step of a committed repair, or undoing it.
+"""Carry out one step of a committed repair, or undo it.
 
 Both operations can be interrupted anywhere and repeated: the progress is derived from the present
 files (`StepStates`, which writes nothing). Their changes are durable on return; a new directory
@@ -42,16 +42,16 @@ class ChangedError(RefusedError):
 
 
 class StepStates:
-    """The steps of one repair in the store at ``root``. The journal's paths are the current ones.
+    """The steps of one repair in the store at ``root``, and the progress of each.
 
-    ``named``: folders outside of the store that the user named. Raises RefusedError for a step in
-    any other folder outside.
+    ``journal``: the journal with the current paths of its targets. ``named``: folders outside of
+    the store that the user named. Raises RefusedError for a step in any other folder outside.
     """
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         self.root, self.journal = os.path.realpath(root), journal
         self.by_content: list[str] = []
-        """Targets whose content matches although their stamps do not."""
+        """Targets whose contents match the journal although their stamps do not."""
         self._bounds = WritableFolders(root, named)
         refuse_strange_dirs(self.root, journal)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
@@ -78,22 +78,22 @@ class StepStates:
         return self._in_dir(record, record.backup)
 
     def _is_new(self, record: StepRecord, current: FileStamp) -> bool:
-        """Return whether the target's name points to the file that the step put there."""
+        """Return whether the target is the new file of a step."""
         return self._is(record, current, record.new, record.digest)
 
     def _is_old(self, record: StepRecord, current: FileStamp) -> bool:
-        """Return whether the file is the one from before the step.
+        """Return whether the target is still the file from before a step.
 
-        The content is compared only in a copy of a store: an empty ``abort`` with another time
-        belongs to another broker.
+        The content is compared only in a copy of a store: in the original store, an empty ``abort``
+        file with another time was created by another broker.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
     def _is(self, record: StepRecord, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
-        """Compare a file by its stamp; if that differs, by content, because a copy of a store may
-        have other times.
+        """Return whether a file has a stamp or, because times may differ in a copy of a store, the
+        content with a digest.
         """
         if stamp is None or stamp.fits(current):
             return stamp is not None
@@ -151,9 +151,11 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
-        """Yield the `phase` of every step, in order, before any step is carried out.
+        """Yield every step, in order, with its `phase` or the error of that call. Only valid before
+        any step is carried out.
 
-        Files in a folder that must still be moved aside were not created by a step.
+        A step whose target is in a folder that must still be moved aside is ``todo``: it did not
+        create the files in that folder.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -180,7 +182,9 @@ class StepStates:
         return numbers
 
     def _old_name_restored(self, record: StepRecord, target: FileStamp) -> bool:
-        """Return whether the old name of a moved file exists again in addition to the new one."""
+        """Return whether a moved file has its old name again (after a power failure), besides the
+        new one.
+        """
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))
 
@@ -256,8 +260,8 @@ class StepApplier(StepStates):
         return os.path.dirname(first)
 
     def _back_up(self, path: str, backup: str, record: StepRecord) -> None:
-        """Create a second hard link to the old file; where links are not supported, rename the
-        file.
+        """Keep the old file as ``backup``: as a second hard link or, if links are not supported, by
+        renaming the file.
         """
         self._make_folders(os.path.dirname(backup), self._staging_dirs[record.staging_dir])
         if os.path.lexists(backup) and self._same_files(path, backup):
@@ -299,10 +303,10 @@ class StepApplier(StepStates):
     # -- backward -------------------------------------------------------------------------------
 
     def check_undo(self, record: StepRecord, phase: Phase, *, applied: bool) -> int | None:
-        """Raise ChangedError unless the step can be undone as if nothing had happened since.
+        """Raise ChangedError if the step cannot be undone because its kept copy was deleted.
 
-        Return the modification time (ns) that a patched file gets if it was written to after an
-        ``applied`` repair; else None.
+        Return the modification time (ns) to restore after the undo of a patch if the file was
+        written to after the repair was ``applied``; else None.
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):
@@ -317,8 +321,8 @@ class StepApplier(StepStates):
     def backward(self, record: StepRecord, *, force: bool = False,
                  mtime_ns: int | None = None) -> None:
         """Undo the part of the step that was carried out. Nothing is deleted: files from the
-        repair, and with ``force`` also later changes, move to ``undone``. Raises: ChangedError,
-        StoreIOError.
+        repair, and with ``force`` also later changes, are moved to the folder ``undone``. Raises:
+        ChangedError, StoreIOError.
         """
         path = self.path(record)
         if record.kind == "patch":
@@ -333,8 +337,9 @@ class StepApplier(StepStates):
         if stat_file(path) is None:
             return
         undone, staged = self._in_dir(record, record.undone), self._in_dir(record, record.staged)
-        # A second name of either is left by a power failure; without one, a file that is there
-        # though ours was never put in place, or was undone already, belongs to another writer.
+        # If the staged or the undone file exists and differs from the target, the repair's file is
+        # not in place, and the target belongs to another writer. An equal file is a second name,
+        # left by a power failure.
         for other in (staged, undone):
             if os.path.lexists(other) and not self._same_files(path, other):
                 return

@@ -1,4 +1,4 @@
-"""Checks that the steps of a plan can be carried out in order on the store as it is."""
+"""Check that the steps of a plan can be carried out, in order, on the present store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[C
 
 
 class _Picture:
-    """The files and folders after the steps so far."""
+    """The files and folders as they will be after the steps that were added."""
 
     def __init__(self, bounds: WritableFolders) -> None:
         self._bounds = bounds
@@ -168,7 +168,9 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
 
 
 def _fits(target: str, pieces: Sequence[OverlayPiece]) -> None:
-    """Raise InternalError for pieces that overlap, or whose parts do."""
+    """Raise InternalError if pieces overlap, or if the parts of a piece overlap or reach beyond
+    it.
+    """
     if any(first.end > two.at for first, two in pairwise(pieces)) or any(
             piece.at < 0 or piece.size < 0 for piece in pieces):
         raise InternalError(f"{target}: pieces of a patch overlap")
@@ -196,8 +198,8 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
 
 
 def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
-    """Return every file that the steps move aside, each once; for a folder all files in it, or the
-    folder itself if it has none.
+    """Return every file that the steps move aside, each once. For a folder, these are all files in
+    it, or the folder itself if it is empty.
     """
     paths: dict[str, None] = {}
     for step in steps:
@@ -225,7 +227,9 @@ def _files_below(path: str, target: str) -> Iterator[str]:
 
 
 def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
-    """Return whether the store is as the steps would leave it: the plan was applied before."""
+    """Return whether the plan was already applied: the store is in the state in which the steps
+    would leave it.
+    """
     created: set[str] = set()
     for step in reversed(_merged(root, steps)):
         path = real_path(root, step.target, follow=isinstance(step, Replace | Patch))
@@ -246,7 +250,9 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
 
 
 def _only(path: str, created: set[str]) -> bool:
-    """Return whether ``path`` and everything below it was created by the steps."""
+    """Return whether ``path`` does not exist, or is a path in ``created`` with nothing else below
+    it.
+    """
     if not os.path.lexists(path):
         return True
     if path not in created:
@@ -268,8 +274,8 @@ def _is_content(path: str, content: bytes | FileContent | OverlayPiece) -> bool:
 
 
 def _has(path: str, piece: OverlayPiece, *, exactly: bool) -> bool:
-    """Return whether a file contains the bytes of a piece at the piece's position; ``exactly``: and
-    no other bytes.
+    """Return whether a file contains the bytes of a piece at the piece's position. ``exactly``:
+    whether the file must also end with the piece.
     """
     if not os.path.isfile(path):
         return False

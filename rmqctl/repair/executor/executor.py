@@ -4,9 +4,9 @@ A repair is staged, committed by its journal, carried out step by step, and reco
 before the commit leaves the old store. After a kill later on, the next `Repair` of the store
 completes the repair, or `Repair.undo` undoes it. Neither deletes anything of the store.
 
-A root under repair is locked. A store's lock is in its root. Files that a broker uploaded to a tier
-are outside the broker's own root, which has the lock of a running broker. Such further roots are
-noted below ``.rmqctl``, so that they are also locked when the repair is completed or undone later.
+A root under repair is locked by a file in it. A broker that uploads to a tier locks only its own
+root, so a repair of the tier also locks the roots of its brokers. These further roots are noted
+below ``.rmqctl``, so that they are also locked when the repair is completed or undone later.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Applied:
     """An applied plan: its id, the number of steps, and the folder (relative to the store root)
     with the files moved aside.
 
-    ``already``: there was nothing to do, or it had been done before; then ``repair_id`` is empty.
-    ``undone``: an interrupted undo was completed, not a repair. ``outside``: the folders outside
-    the root that were written; `undo` needs them named again.
+    ``already``: whether nothing was left to do; then ``id`` is empty. ``undone``: whether an
+    interrupted undo was completed, not a repair. ``outside``: the folders outside the root that
+    were written to; the user must name them again for `undo`.
     """
 
     id: str
@@ -77,17 +77,19 @@ class Applied:
 
 
 class Repair:
-    """A store held for a repair, as a context manager.
+    """A context manager that holds the lock of a store for repairs.
 
-    Entering takes the store's lock (StoreHeldError, no byte changed) and completes an interrupted
-    repair (`finished`; None without one), unless ``finish`` is False. RefusedError if it cannot be
-    completed, because something else changed the store since. ``wall_clock`` returns ms;
-    ``progress`` is called with 1 after every step. For a root that is not a store (a tier),
-    ``is_root`` raises if it is missing, and ``broker_roots`` are held as well; by default those
-    that were noted. ``named``: folders outside of the root that the user named in this command; no
-    other folder is written to, and the stores that contain these folders are held as well.
-    ``complete``: the id of an interrupted repair to complete although it was made under another
-    path, or the stamps of its files do not match (`Interrupted.question`).
+    Entering takes the lock (StoreHeldError if it is taken; nothing is changed then) and, unless
+    ``finish`` is False, completes an interrupted repair (result: `finished`; None without one).
+    RefusedError if that repair cannot be completed because something else changed the store since.
+
+    ``wall_clock``: function that returns ms. ``progress``: called with 1 after every step. For a
+    root that is not a store (a tier): ``is_root``: function that raises if the root is missing;
+    ``broker_roots``: further roots to lock (default: those that were noted). ``named``: folders
+    outside of the root that the user named in this command; no other folder outside is written to,
+    and the stores that contain these folders are locked as well. ``complete``: the id of an
+    interrupted repair to complete although it was made under another path, or the stamps of its
+    files do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -110,11 +112,13 @@ class Repair:
 
     @property
     def scratch_folder(self) -> str:
-        """Return a folder on the store's file system to build a plan in; its user creates it."""
+        """Return the folder on the store's file system in which a plan is built; the caller creates
+        it.
+        """
         return os.path.join(self.root, STAGING, SCRATCH)
 
     def __enter__(self) -> Self:
-        # A store all of whose files were moved aside is still one to repair.
+        # A store can be repaired even if all its files were moved aside.
         if not os.path.isdir(os.path.join(self.root, STAGING)):
             self._is_root(self._named)
         for name in _WRITTEN:
@@ -329,8 +333,8 @@ class RootLocks:
     def broker_roots(self) -> list[str]:
         """Return the further roots, as real paths; missing folders do not count.
 
-        Noted roots count only if they have a ``lock``: none is created just because a file in the
-        store names them.
+        Noted roots count only if they have a ``lock`` file: no lock is created just because a file
+        in the store names a folder.
         """
         wanted = self._given
         if wanted is None:
@@ -350,7 +354,7 @@ class RootLocks:
             self._more = stack.pop_all()
 
     def hold_around(self, folders: Sequence[str]) -> None:
-        """Take the locks of further stores around the folders. Raises: StoreHeldError."""
+        """Lock the stores that contain the given folders, too. Raises: StoreHeldError."""
         held = (self.root, *self.broker_roots,
                 *stores_around(self._around, (self.root, *self.broker_roots)))
         for root in stores_around(folders, held):
@@ -378,8 +382,8 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Return a root as a path relative to the other root if it is below that, because both are then
-    moved together.
+    """Return a broker's root; as a path relative to ``root`` if it contains ``root``, because both
+    are then moved together.
     """
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root

@@ -1,10 +1,11 @@
 """The journal of a repair: everything needed to complete it, or to undo it, after a kill.
 
 ``STORE/.rmqctl/repairs/ID/`` contains the staged and kept files of a repair. Once everything is
-staged, ``journal.jsonl`` is renamed into it, which commits the repair. It is JSON lines: a header,
-then the plan's actions, then the steps; the header counts both and has the CRC-32 of all that
-follows. The journal never changes again; the progress is in ``state.json`` in the same folder
-(missing: committed, but not all steps have been carried out).
+staged, ``journal.jsonl`` is renamed into it, which commits the repair. The journal consists of JSON
+lines: a header, then the plan's actions, then the steps. The header contains the numbers of actions
+and steps, and the CRC-32 of all later lines. The journal never changes again; the progress is in
+``state.json`` in the same folder. If this file is missing, the repair is committed, but not all
+steps have been carried out.
 
 ``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or undone.
 """
@@ -39,9 +40,9 @@ _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
 StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged", "aside"]
-"""``interrupted``: committed, but not all carried out. ``undoing``: being undone. ``abandoned``:
-interrupted, and given up as it is. ``damaged``: the journal cannot be read. ``aside``: not a
-repair, see `put_aside`.
+"""``interrupted``: committed, but not all steps are carried out. ``undoing``: being undone.
+``abandoned``: interrupted, and given up as it is. ``damaged``: the journal cannot be read.
+``aside``: not a repair, see `put_aside`.
 """
 Neighbours = Mapping[str, Mapping[str, tuple[int, int]]]
 """Folder -> name of a file in it -> (size, checksum of its first bytes)."""
@@ -57,12 +58,12 @@ class StepRecord:
 
     ``staging_dir`` is the number of the folder (`Journal.staging_dirs`), on the target's own file
     system, that contains: ``staged``, the new content (create, replace) or the bytes for the target
-    (patch); ``backup``, the place of the old file (replace, move) or of the old bytes (patch);
-    ``undone``, the place for the repair's file after an undo. ``spans`` are (position, size) of the
-    bytes of a patch. ``folders`` are those that the step creates, outermost first. ``again``: a
-    later step rebuilds something at, or below, the target. ``digest`` identifies the new content
-    (create, replace) in a copy of the store, where times may differ; ``old_digest`` the old content
-    (replace, and move of small files).
+    (patch); ``backup``, the old file (replace, move) or the old bytes (patch); ``undone``, the
+    repair's file after an undo. ``spans`` are (position, size) of the bytes of a patch. ``folders``
+    are those that the step creates, outermost first. ``again``: a later step rebuilds something at,
+    or below, the target. ``digest`` identifies the new content (create, replace) in a copy of the
+    store, where times may differ; ``old_digest`` the old content (replace, and move of small
+    files).
     """
 
     kind: Kind
@@ -90,7 +91,9 @@ class StepRecord:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> StepRecord:
-        """Parse a step. Raises: KeyError, TypeError, ValueError for other than `as_dict` output."""
+        """Parse a step from the output of `as_dict`. Raises: KeyError, TypeError, ValueError for
+        other input.
+        """
         given = {_FIELDS.get(name, name): value for name, value in raw.items()}
         for name in ("old", "new"):
             if name in given:
@@ -106,9 +109,10 @@ class StepRecord:
 class Journal:
     """A committed repair. ``inode``: the inode number of the repair's folder at the commit. A
     different number proves that the store is a copy; the same number may be a coincidence.
-    ``times`` are the modification times (ns), before the repair, of the folders in which names
-    change. ``root`` is the real path of the store then; ``host`` is the name of the machine, which
-    is only shown; ``neighbours`` are files in folders outside of the store that no step changes.
+    ``times`` are the modification times (ns) that the folders in which names change had before the
+    repair. ``root`` is the real path of the store at that time; ``host`` is the name of the
+    machine, which is only shown; ``neighbours`` are files in folders outside of the store that no
+    step changes.
     """
 
     id: str
@@ -194,7 +198,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
-# -- where ----------------------------------------------------------------------------------------
+# -- paths and ids ---------------------------------------------------------------------------------
 
 
 def repairs_folder(root: str) -> str:
@@ -276,7 +280,9 @@ def set_state(root: str, repair_id: str, state: StateName, now: int,
 
 
 def state_of(root: str, repair_id: str) -> tuple[StateName, Mapping[str, Any]]:
-    """Return the state of a committed repair and its recorded values. Raises: StoreIOError."""
+    """Return the state of a committed repair and the values recorded with it. Raises:
+    StoreIOError.
+    """
     path = os.path.join(repair_folder(root, repair_id), STATE)
     if not os.path.lexists(path):
         return "interrupted", {}
@@ -298,13 +304,13 @@ def _read(path: str, most: int = -1) -> bytes:
         raise failed(error, path, "read") from None
 
 
-# -- what there is --------------------------------------------------------------------------------
+# -- the list of repairs ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A repair in the list. ``time`` in ms; ``actions`` of its plan, ``files`` or folders that its
-    steps change.
+    """A repair in the list of repairs. ``time``: when it was made (ms); ``actions``: number of
+    actions in its plan; ``files``: number of files and folders that its steps change.
     """
 
     id: str
@@ -336,16 +342,18 @@ def history(root: str) -> list[HistoryEntry]:
 
 
 def put_aside(root: str) -> list[HistoryEntry]:
-    """Return the files that opening the store or dispatching to the tier put aside, oldest first.
-    They were replaced without a plan, so the change has no journal and cannot be undone. Raises:
-    StoreIOError.
+    """Return entries for the files that opening the store or dispatching to the tier put aside,
+    oldest first. They were replaced without a plan, so the change has no journal and cannot be
+    undone. Raises: StoreIOError.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
 
 
 def pending(root: str) -> str | None:
-    """Return the id of a repair, or of its undo, that is committed and not finished. Read-only."""
+    """Return the id of the committed repair that is not finished, or whose undo is not finished;
+    None without one. Read-only.
+    """
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
             return earlier
@@ -353,7 +361,9 @@ def pending(root: str) -> str | None:
 
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
-    """Return the first of ``others`` that changed a file that ``journal`` changed, too."""
+    """Return the id of the first of ``others`` that changed a file or folder that ``journal``
+    changed, too; None without one.
+    """
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
     for other in others:
@@ -382,9 +392,9 @@ def refuse_damaged(root: str, repair_id: str) -> RefusedError:
 
 
 def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bool = False) -> None:
-    """Append the actions of a repair, durably.
+    """Append the actions of a repair to the log of actions, durably.
 
-    ``maybe``: a killed run may have written some of them already; these are not written again.
+    ``maybe``: whether a killed run may have written some of the lines; these are not written again.
     Raises: StoreIOError.
     """
     path = os.path.join(root, STAGING, ACTIONS_LOG)
@@ -438,7 +448,7 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
 
 
 def _count(path: str, repair_id: str, state: str) -> int:
-    """Return the number of complete lines of a repair in a state."""
+    """Return the number of complete lines in the log of actions for a repair and state."""
     needle, count = json.dumps(repair_id).encode(), 0
     try:
         with open(path, "rb") as file:

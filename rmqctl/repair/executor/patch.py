@@ -1,4 +1,5 @@
-"""Bytes in place: files with the bytes of a patch, and writing them over its target.
+"""Write the old and new bytes of a patch to patch files, and the bytes of a patch file over the
+target.
 
 A patch file contains the bytes of all spans of the patch, concatenated; zeros are holes if the file
 system supports holes, so that zeroing a gigabyte takes no space.
@@ -19,12 +20,14 @@ from rmqctl.scan.overlay import OverlayPiece
 
 _ZEROS = bytes(BLOCK)
 Spans = tuple[tuple[int, int], ...]
-"""(position, size) in the target, ascending and not overlapping."""
+"""(position, size) of the ranges of a target that a patch overwrites, ascending and not
+overlapping.
+"""
 FileState = Literal["old", "new", "between", "other"]
 
 
 def write_pieces(path: str, pieces: Iterable[OverlayPiece], mode: int = FILE_MODE) -> None:
-    """Write the file of new bytes. Raises: StoreIOError."""
+    """Write the patch file with the new bytes of a patch. Raises: StoreIOError."""
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make", mode)
     try:
         base = 0
@@ -39,8 +42,9 @@ def write_pieces(path: str, pieces: Iterable[OverlayPiece], mode: int = FILE_MOD
 
 
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
-    """Write the file of the present bytes of ``source`` (called ``name``), with its mode; bytes
-    after its end count as zero. Raises: StoreIOError.
+    """Write the patch file with the present bytes of a target, with the target's mode. Bytes after
+    the end of the target count as zeros. ``source``: its file descriptor; ``name``: its path.
+    Raises: StoreIOError.
     """
     about = os.fstat(source)
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make",
@@ -80,8 +84,8 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
 
 
 def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileState:
-    """Return which bytes the target has: ``between`` if some are old and some new. Raises:
-    StoreIOError.
+    """Return whether the target has the old bytes of a patch, the new bytes, some of both
+    (``between``) or ``other`` bytes. Raises: StoreIOError.
 
     Bytes after the end of the target count as zeros.
     """
@@ -120,8 +124,8 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileSta
 
 
 def set_length(fd: int, size: int, path: str) -> None:
-    """Set the length of a file. A target changes its length only if a patch reaches after its end,
-    so an undo cuts only bytes from the repair, or zeros. Raises: StoreIOError.
+    """Set the length of a file. A target changes its length only if a patch reaches beyond its end,
+    so an undo removes only bytes from the repair, or zeros. Raises: StoreIOError.
     """
     try:
         os.ftruncate(fd, size)

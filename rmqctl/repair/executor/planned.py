@@ -1,4 +1,4 @@
-"""A plan that is made under the lock of its store and applied at once."""
+"""A plan that is made and applied under one lock of its store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 @contextmanager
 def planned(repair: Repair, propose: Callable[[Scratch], Proposal], *,
             resume: bool = False) -> Iterator[Proposal]:
-    """Yield the result of ``propose`` in a scratch folder on the store's file system.
+    """Yield the plan that ``propose`` makes, with a scratch folder on the store's file system.
 
-    The folder is empty unless ``resume``: then it may contain the files of an interrupted run, and
-    an interruption leaves it there; a refusal does not.
-    Raises: StoreIOError if a file could not be read while planning; whatever ``propose`` raises.
+    The folder is empty unless ``resume`` is true. Then it may contain the files of an interrupted
+    run, and it is kept if this run is interrupted, but not if the plan is refused. Raises:
+    StoreIOError if a file could not be read while planning; whatever ``propose`` raises.
     """
     scratch = Scratch(repair.scratch_folder, repair.command, keep=resume)
     if not resume:

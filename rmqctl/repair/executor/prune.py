@@ -1,9 +1,10 @@
-"""Files kept by old repairs, deleted for good: the one place where kept bytes are deleted.
+"""Delete the files that old repairs keep. Nothing else deletes kept bytes.
 
 The oldest repairs are pruned, up to the first one younger than the limit. So every repair that must
-be undone before a remaining one also remains, and undoing a repair needs only the files that it
-kept itself. A repair is given up by renaming its journal; its staged and kept files then count as
-those of a repair that was never committed, and are deleted at once, or by the next process.
+be undone before a remaining repair also remains, and undoing a repair needs only its own kept
+files. A repair is given up by renaming its journal. Its staged and kept files then count as files
+of a repair that was never committed; they are deleted at once or, after a kill, by the next
+process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def prunable(root: str, before: int) -> list[Prunable]:
     """Return the repairs made before ``before`` (ms), oldest first, up to the first that is
     younger.
 
-    Read-only. Raises: RefusedError if one is not finished, because it needs its files;
+    Read-only. Raises: RefusedError if a repair is not finished, because it needs its files;
     StoreIOError.
     """
     unfinished = pending(root)
@@ -88,8 +89,8 @@ def _is_log(target: str) -> bool:
 
 
 def forget(root: str, repair_id: str, *, note: bool = False) -> None:
-    """Give up a repair, under the root's lock; with ``note``, also the note of its losses, which
-    otherwise stays. Raises: StoreIOError.
+    """Give up a repair and delete its files, under the root's lock. ``note``: whether to delete the
+    note of its losses, too. Raises: StoreIOError.
     """
     folder = repair_folder(root, repair_id)
     if not note:
@@ -111,8 +112,8 @@ def _keep_note(root: str, repair_id: str) -> None:
 
 
 def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
-    """Return the ids of repairs made before ``before`` (ms) that have nothing left except the note
-    of their losses, or will have once the repairs in ``pruned`` are pruned.
+    """Return the ids of repairs whose note of losses can be deleted: repairs made before ``before``
+    (ms) that are already pruned, and repairs in ``pruned``, which are about to be pruned.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
     noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}
@@ -133,8 +134,8 @@ def forget_note(root: str, repair_id: str) -> None:
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
-    """Yield folders on other file systems with files of a repair, created where the store was
-    before. It is unknown whether these folders belong to this store.
+    """Yield folders with files of a repair that are on other file systems and were created before
+    the store was moved or copied. It is unknown whether these folders belong to this store.
     """
     with suppress(StoreIOError):
         noted = noted_staging_dirs(root, repair_id)

@@ -1,11 +1,11 @@
-"""A journal's paths in a store that was moved or copied since the repair.
+"""Find the current paths of a journal in a store that was moved or copied since the repair.
 
-Targets below the root move with the store. Those outside of it (folders of a multi-path log, a
-tier's metadata), and folders that links point to, may not: after a copy they belong to the other
-store. A copy cannot be distinguished from a moved store: inode numbers may coincide, and the other
-store may be on a disk that is not mounted. So a folder outside counts as this store's if it has the
-same place relative to the root and contains files that the repair recorded; or if the user says so.
-Everything else is refused, with or without ``--force``.
+Targets below the root move with the store. Targets outside of it (in folders of a multi-path log, a
+tier's metadata) and folders to which links point may not have moved: after a copy, they belong to
+the original store. A copied store cannot be distinguished from a moved store: inode numbers may
+coincide, and the original may be on a disk that is not mounted. So a folder outside is accepted
+only if it has the same path relative to the root and contains files that the repair recorded, or if
+the user names it. Everything else is refused, with or without ``--force``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Folders = Mapping[str, str]
 
 
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
-    """Return the journal of a repair with all paths as they are now, and the given folders.
+    """Return (the journal of a repair with its current paths, the folders that the user named).
 
-    ``moved``: texts ``OLD=NEW``; those given to an undo that was begun count as well.
+    ``moved``: texts ``OLD=NEW`` from the user; texts given when the undo was begun are added.
     Raises: UsageError for an OLD that the repair does not have; StoreIOError, RefusedError.
     """
     journal = load(root, repair_id)
@@ -51,13 +51,13 @@ def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Jou
 
 
 def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
-    """Return the folders given as NEW in ``moved``, in this command alone. Raises: UsageError."""
+    """Return the folders given as NEW in ``moved``. Raises: UsageError."""
     return list(_parsed(load(root, repair_id), moved).values()) if moved else []
 
 
 def noted(root: str, given: Folders) -> dict[str, Any]:
-    """Return the given folders in the form in which a state records them; for another copy of the
-    store they must be given again.
+    """Return the named folders in the form in which a repair's state records them. For another copy
+    of the store, the user must name them again.
     """
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
 
@@ -90,7 +90,9 @@ def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
 
 
 def outside(journal: Journal) -> list[str]:
-    """Return the folders outside of the store in which a repair changes files, as it names them."""
+    """Return the folders outside of the store in which a repair changes files, as its journal names
+    them.
+    """
     return sorted({os.path.dirname(record.target) for record in journal.records
                    if os.path.isabs(record.target)})
 
@@ -102,8 +104,9 @@ def outside(journal: Journal) -> list[str]:
 class Interrupted:
     """A repair, or its undo, that was committed and is not finished.
 
-    ``root`` and ``host``: where it was made, as its journal says; the host is only shown.
-    ``question``: why a user has to name it before it is completed; "" if not.
+    ``root`` and ``host``: path of the store and name of the machine where it was made, according to
+    its journal; the host is only shown. ``question``: reason why the user must name the repair
+    before it is completed; empty without one.
     """
 
     id: str
@@ -216,7 +219,9 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
 
 def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
                  other: str) -> str:
-    """Return this store's path of a folder outside of the store. Raises: RefusedError."""
+    """Return the current path of ``folder``, which is outside of the store. Raises:
+    RefusedError.
+    """
     if folder in given:
         if other and _is_same(folder, given[folder]):
             raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
@@ -271,8 +276,8 @@ def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
 
 
 def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
-    """Return the journal with other folders outside; kept files on other file systems are beside
-    its targets.
+    """Return the journal with ``folders`` outside of the store renamed, and with staging folders on
+    other file systems next to the renamed targets.
     """
     records = tuple(_record(record, folders) for record in journal.records)
     return replace(journal, records=records,
@@ -290,7 +295,9 @@ def _record(record: StepRecord, folders: Folders) -> StepRecord:
 
 
 def _above(path: str, folders: Folders) -> str:
-    """Return the folder that was renamed, or contains a renamed folder; empty if unknown."""
+    """Return the new path of a folder that was renamed or contains a renamed folder; empty if
+    unknown.
+    """
     for old, new in folders.items():
         suffix = old.removeprefix(path)
         if suffix == "" or (suffix != old and suffix.startswith(os.sep) and new.endswith(suffix)):
@@ -299,7 +306,9 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[StepRecord], number: int, folder: str) -> str:
-    """Return the path of a further staging folder by its number; it was created as ``folder``."""
+    """Return the current path of the further staging folder with a number, created as
+    ``folder``.
+    """
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:
         return folder

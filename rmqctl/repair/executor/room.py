@@ -19,7 +19,9 @@ _RESERVE = 1 << 20
 
 
 class Room(NamedTuple):
-    """Bytes ``needed`` on the file system of ``folder`` and ``free`` there; None: unknown."""
+    """Space on the file system of ``folder``: bytes ``needed`` by a plan and bytes ``free`` (None:
+    unknown).
+    """
 
     folder: str
     needed: int
@@ -36,12 +38,12 @@ class Room(NamedTuple):
 def rooms(root: str, todo: Sequence[CheckedStep], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
-    """Return a `Room` for each file system that the checked steps write to, named by a folder
-    there, the root if it is one.
+    """Return a `Room` for each file system that the checked steps write to. Its ``folder`` is the
+    root if the root is on that file system, else a folder of a step.
 
-    ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
-    file is already on a device, so that it is only renamed.
-    Raises: StoreIOError.
+    ``folders``: for each step, the folder in which it stages its files; None: the folder of its
+    target. ``is_there``: function that returns whether a file is already on a device and needs only
+    to be renamed. Raises: StoreIOError.
     """
     needed: dict[int, int] = {}
     where = {os.stat(root).st_dev: root}
@@ -72,7 +74,9 @@ def _of_content(content: Content, device: int,
 
 
 def _of_patch(path: str, step: Patch) -> int:
-    """Return the bytes of the new and the kept old content, and of holes that are filled."""
+    """Return the number of bytes that a patch needs: for its new and kept old content, and for
+    holes that it fills.
+    """
     total = 0
     fd = open_file(path, os.O_RDONLY)
     try:

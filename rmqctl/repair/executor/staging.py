@@ -1,5 +1,5 @@
-"""Staging: everything that a repair will put into the store is written and forced to disk below
-``.rmqctl`` before a byte elsewhere changes.
+"""Stage a repair: write everything that it will put into the store below ``.rmqctl``, and fsync it,
+before any byte elsewhere changes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ removed.
 """
 _HEAD, _MAX_NEIGHBOURS = 4096, 8
 _MAX_DIGESTED = 128 << 20
-"""Bytes that a repair reads of moved files, to identify them in a copy of the store."""
+"""Maximum number of bytes that a repair reads from files that it moves, to recognise these files in
+a copy of the store.
+"""
 
 
 class Staging:
@@ -181,14 +183,16 @@ class Staging:
                           folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _digest_of_moved(self, path: str) -> str:
-        """Return the digest of a regular file; empty once too many bytes have been read."""
+        """Return the digest of a regular file; empty for anything else, and after `_MAX_DIGESTED`
+        bytes.
+        """
         if not is_regular(path):
             return ""
         self._to_digest -= os.stat(path).st_blocks * 512
         return content_digest(path) if self._to_digest >= 0 else ""
 
     def _named(self, path: str) -> str:
-        """Return a path as targets are named: relative to the root if it is below it."""
+        """Return a path in the form of a target: relative to the root if it is in the root."""
         root = os.path.realpath(self.root)
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
@@ -281,9 +285,9 @@ class Staging:
         return path
 
     def _free_backup_name(self, staging_dir: int, target: str) -> str:
-        """Return a free name under ``aside``, with the folder for it.
+        """Return an unused name in ``aside`` for a target, and create the folder of that name.
 
-        Names have the form ``NUMBER OF THE STAGING FOLDER/NAME IN IT``.
+        Used names are remembered as ``STAGING FOLDER NUMBER/NAME``.
         """
         wanted = name = os.path.join(ASIDE, below(target))
         number = 1
@@ -354,9 +358,9 @@ def head_of(path: str) -> int:
 
 def clear(root: str, repair_id: str) -> None:
     """Delete the staged files of a repair that was never committed, or the kept files of one that
-    was given up (`rmqctl.repair.executor.prune`), as far as the system permits.
+    was given up (`rmqctl.repair.executor.prune`), as far as the system permits it.
 
-    The former are from rmqctl, or copies: before the commit nothing of the store is moved.
+    Staged files were written by rmqctl: before the commit, no file of the store is moved.
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):

@@ -51,7 +51,7 @@ def reachable(first: str, other: str) -> bool:
 class StagingDirs:
     """The folders in which one repair stages and keeps files, created as they are needed.
 
-    The first is in the store's ``.rmqctl``, further ones on other file systems.
+    The first folder is in the store's ``.rmqctl``, further folders are on other file systems.
     """
 
     def __init__(self, root: str, repair_id: str) -> None:
@@ -63,7 +63,7 @@ class StagingDirs:
         """Return the number of the staging folder for a file that is, or will be, at the real
         ``path``.
 
-        Raises: RefusedError if its file system has none.
+        Raises: RefusedError if the file system of ``path`` has no suitable folder.
         """
         near = nearest_folder(path)
         if near not in self._dir_near:
@@ -94,8 +94,8 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """Return the folder whose file system contains a target: the folder of its last link, or of its
-    structure.
+    """Return the folder that determines the file system of a target: the one to which the last link
+    in its path points, or else its structure's folder (such as ``consumequeue``).
     """
     if os.path.isabs(target):
         return os.path.dirname(target)
@@ -109,13 +109,16 @@ def structure_of(root: str, target: str) -> str:
 
 
 def _staging_dir_name(root: str, repair_id: str) -> str:
-    """Return a name unique to the store and repair: the logs of stores may be side by side."""
+    """Return a name that is unique to the store and repair, because the logs of several stores may
+    be in the same folder.
+    """
     return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
 
 
 def refuse_strange_dirs(root: str, journal: Journal) -> None:
-    """Raise RefusedError for a further folder that no repair would use: it must be next to the
-    changed files and have the repair's own name. (The journal may come from someone else.)
+    """Raise RefusedError for a further staging folder that this repair cannot have created, because
+    it is not next to the changed files or does not have the repair's name. (The journal may come
+    from someone else.)
     """
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]
@@ -133,8 +136,8 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
     """Return the further staging folders of a repair that was never committed.
 
-    A copy of a store has the notes of the original, so the names of the folders identify their
-    store.
+    A copy of a store contains the original's notes, so only folders whose names identify this store
+    are returned.
     """
     folder = repair_folder(root, repair_id)
     try:

@@ -1,7 +1,7 @@
-"""Undo of a repair: restores bytes, lengths, names and times.
+"""Undo a repair: restore bytes, lengths, names and times.
 
-Files from the repair move to ``undone`` beside the kept ones. Like the repair itself, an undo is
-journaled: once begun, the next run completes it.
+Files from the repair are moved to the folder ``undone`` next to the kept files. The state of the
+repair records that an undo was begun, so the next run completes an interrupted undo.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Progress = Callable[[int], object]
 @dataclass(frozen=True, slots=True)
 class Undone:
     """A repair that was undone: its id, the number of its steps, and the folder (relative to the
-    store root) with the files that it had created. ``already``: it had been undone before.
+    store root) with the files that it had created. ``already``: whether it had been undone before.
     """
 
     id: str
@@ -49,8 +49,9 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The result that `undo` of a repair would have. ``changed``: targets that are not as the
-    repair left them, in words. ``root`` and ``host``: where it was made, as its journal says.
+    """What an undo of a repair would do. ``actions``: the actions of the repair; ``changed``:
+    descriptions of changes to its targets since the repair. ``root`` and ``host``: path of the
+    store and name of the machine where the repair was made, according to its journal.
     """
 
     entry: HistoryEntry
@@ -101,7 +102,9 @@ def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
 
 def _examine(root: str, journal: Journal, named: Sequence[str], *,
              applied: bool) -> tuple[list[str], dict[str, int]]:
-    """Return (changes since the repair, modification times to keep by number of the step)."""
+    """Return (descriptions of changes since the repair, modification times to restore, by step
+    number).
+    """
     applier = StepApplier(root, journal, named)
     changed, times = [], {}
     for number, (record, phase) in enumerate(applier.phases()):
@@ -121,10 +124,10 @@ def _examine(root: str, journal: Journal, named: Sequence[str], *,
 
 def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = (),
           named: Sequence[str] = ()) -> None:
-    """Decide that a repair is undone; only its state changes yet.
+    """Begin the undo of a repair: record it in the repair's state. Nothing else is changed.
 
-    ``moved`` (``OLD=NEW``) names folders outside of a store that was moved or copied, ``named`` are
-    the folders outside that may be written to. Raises: UsageError, RefusedError.
+    ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or copied;
+    ``named``: folders outside that may be written to. Raises: UsageError, RefusedError.
     """
     journal, given = load_here(root, repair_id, moved)
     state, more = state_of(root, repair_id)
@@ -157,8 +160,8 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
              maybe: bool, named: Sequence[str] = ()) -> Undone:
-    """Undo the rest of a repair in the state ``undoing``. ``maybe``: an earlier run may have done
-    some of it. Raises: ChangedError, StoreIOError.
+    """Undo the rest of a repair in the state ``undoing``. ``maybe``: whether an earlier run may
+    have undone some of its steps. Raises: ChangedError, StoreIOError.
     """
     journal, _ = load_here(root, repair_id)
     _, more = state_of(root, repair_id)

@@ -474,7 +474,7 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
     """Return the store times (ms) of the intact messages before and after a lost message: one at
-    the physical offset ``physical`` or, if that is None, in the range ``(low, high)``.
+    the physical offset ``physical`` or, without one, in the range ``(low, high)``.
     """
     if physical is not None:
         number = bisect_right(starts, physical) - 1

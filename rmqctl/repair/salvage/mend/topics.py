@@ -69,8 +69,8 @@ class CorrectedTopic(NamedTuple):
 
 
 def is_impossible(topic: bytes) -> bool:
-    """Return whether no broker can have written a topic: it is no valid folder name, no UTF-8, or
-    contains control characters.
+    """Return whether no broker can have written a topic: it is not a valid folder name, not UTF-8,
+    or contains control characters.
     """
     name = os.fsdecode(topic)
     return folder_fault(name) is not None or not name.isprintable()
