@@ -1,1 +1,1 @@
-"""Carving of messages out of any bytes, and a new store of these messages."""
+"""Carve messages out of any bytes, and write them to a new store."""

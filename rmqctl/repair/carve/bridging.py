@@ -1,8 +1,8 @@
 """Fillers for missing parts of a carved log, as `recover` writes them.
 
-A gap gets one filler for each message that a queue lacks there, so that later messages keep their
-queue offsets, and a filler without a queue for the rest. A missing file has space for as many
-fillers.
+A gap in the log gets a filler for each message that a queue lacks at this position, so that later
+messages keep their queue offsets. The rest of the gap gets fillers without a queue. A missing file
+gets at least one filler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmqctl.repair.salvage.filler import (
 from rmqctl.scan.overlay import Parts
 
 MAX_FILES = 1024
-"""The largest number of missing files in a row that are written with a filler each."""
+"""Maximum number of missing files of a log that are written, each with at least one filler."""
 _MAX_GAPS = 1 << 16
 _MAX_LOOKS = 1 << 12
 _SEALED = Style(sealed=True)
@@ -35,7 +35,7 @@ _MIN_FILLER, _MIN_SEALED = least_filler(Style()), least_filler(_SEALED)
 
 
 class MissingOffsets(NamedTuple):
-    """A range of missing queue offsets: ``number`` of them, from ``first`` on."""
+    """Missing messages of a queue: ``number`` consecutive queue offsets, from ``first`` on."""
 
     topic: str
     queue_id: int
@@ -49,7 +49,7 @@ class MissingOffsets(NamedTuple):
 class Bridge:
     """Fillers for the missing parts of a log whose files have ``file_size`` bytes.
 
-    ``room``: the total bytes of fillers that may be planned. A missing file gets a single filler.
+    ``room``: maximum total size in bytes of the gaps that are filled, without missing files.
     """
 
     def __init__(self, file_size: int, room: int) -> None:
@@ -79,7 +79,9 @@ class Bridge:
         return range(last + size if end % size else last, base, size), max(base, end)
 
     def _stretches(self, end: int, physical: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (start, end, whether fillers must reach the end) for each file and filler."""
+        """Yield (start, end, whether fillers must reach the end) for each missing file, and for
+        each part of the gap that one filler can cover.
+        """
         missing, at = self._missing(end, physical)
         for base in missing:
             yield base, base + self.file_size - BLANK_SIZE, False
@@ -91,8 +93,8 @@ class Bridge:
 
     def records(self, end: int, before: Record, lacking: Sequence[MissingOffsets] = ()) -> Iterator[
             Record]:
-        """Yield the fillers between the end of the log and a message, with the missing messages
-        that they replace.
+        """Yield the fillers between ``end``, the end of the log, and the message ``before``.
+        ``lacking``: missing messages to replace with some of the fillers.
         """
         physical = before.physical_offset
         rows = deque(gap.filler(number) for gap in lacking for number in range(gap.number))
@@ -141,25 +143,28 @@ class _Gap:
 
 @dataclass(slots=True)
 class Lacking:
-    """The messages missing in each gap of a log, by queue; records are added in log order.
+    """The missing messages of queues in each gap of a log. Gaps and messages are added in log
+    order.
 
-    ``rows``: by the physical offset of the message after the gap.
+    ``rows``: the missing messages, by the physical offset of the message after the gap.
     """
 
     rows: dict[int, list[MissingOffsets]] = field(default_factory=dict)
     _gaps: list[_Gap] = field(default_factory=list)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By queue: (the next queue offset, the number of gaps before the queue's last message). An
-    offset of -1: the queue's messages move up.
+    """For each queue: (the next queue offset, the number of gaps before the queue's last message).
+    An offset of -1 means that later messages of the queue get new queue offsets.
     """
 
     def gap(self, physical: int, stretches: list[int]) -> None:
-        """Note a gap before the next message."""
+        """Add a gap before the message at ``physical``. ``stretches``: sizes of the ranges to
+        fill.
+        """
         if len(self._gaps) < _MAX_GAPS:
             self._gaps.append(_Gap(physical, stretches))
 
     def met(self, number: int, queue: tuple[str, int], offset: int) -> None:
-        """Note the next message, of the queue ``number``."""
+        """Add the next message, with its queue, the number of the queue, and its queue offset."""
         expected, first = self._ends.get(number, (offset, 0))
         if expected >= 0:
             fits = offset >= expected and self._put(
@@ -167,7 +172,9 @@ class Lacking:
             self._ends[number] = (offset + 1, len(self._gaps)) if fits else (-1, 0)
 
     def _put(self, missing: MissingOffsets, first: int) -> bool:
-        """Find space for missing messages in the gaps from number ``first`` on."""
+        """Assign missing messages to the gaps from number ``first`` on; return whether all of them
+        fit.
+        """
         left, parts = missing.number, []
         size = missing.filler().least(_SEALED)
         for gap in islice(self._gaps, first, first + _MAX_LOOKS):

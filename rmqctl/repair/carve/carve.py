@@ -1,9 +1,9 @@
 """Carve messages out of any bytes (files, disk images, folders) in one pass with bounded memory.
 
-Records in place come first, source by source. Other records follow when all sources were scanned:
-records that may be part of the body of a damaged one, misplaced ones, then, if requested, records
-inside damaged ones and the damaged ones themselves. A record that was met before is a duplicate; so
-a record in place always counts before a misplaced copy of it.
+Records in place come first, source by source. Other records follow after all sources were scanned:
+records that may be part of a damaged record's body, misplaced records and, if requested, records
+inside damaged records and the damaged records themselves. A record that equals an earlier one is a
+duplicate. So if a record exists both in place and misplaced, the misplaced one is the duplicate.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Number of undecided records with one shift that make this the source's own shift, if the source
-has no longer chain.
+"""Minimum number of undecided records with the same shift that make it the shift of a log, if no
+log was found in the source.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CarveOptions:
-    """Selection of the output: messages for which all ``conditions`` hold, the placements that are
-    included, and further options.
+    """Selection of the output: messages for which all ``conditions`` hold, and whether to include
+    ``embedded`` records, ``damaged`` records and ``duplicates``.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -72,9 +72,9 @@ class CarveTally:
     disk image, by contrast, misplaced messages are normal.)
     """
     given: int = 0
-    """Messages that were selected."""
+    """Number of selected messages."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Selected messages by placement."""
+    """Number of selected messages by placement."""
 
     @property
     def messages(self) -> int:
@@ -116,7 +116,7 @@ class Carving:
     """One carving over all inputs. Iterate over `pages` once; use as a context manager.
 
     ``report`` is called with each note for the user (a source that cannot be opened, unreadable
-    places), ``advance`` with the bytes scanned.
+    ranges), ``advance`` with the number of bytes scanned.
     """
 
     def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = CarveOptions(), *,
@@ -214,10 +214,10 @@ class Carving:
                 self.file_ends |= scan.pieces.file_ends
 
     def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:
-        """Classify the undecided records of a source: in place if they fit a log found in the
-        source, or if nothing contradicts them, not even the source's file name.
+        """Classify the undecided records of a source. A record is in place if it fits a log found
+        in the source, or if neither other records nor the source's file name contradict it.
 
-        If no log was found, the most frequent shift among the records counts as a log.
+        If no log was found, the most frequent shift of the records counts as the shift of a log.
         """
         log_shifts = set(scan.log_shifts)
         if not scan.in_place:
@@ -283,9 +283,11 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Return the page without records that overlap records in place; those become misplaced.
-        With ``believed`` all records are returned. Note the ranges of the returned records, unless
-        ``only_look``.
+        """Return the page without records that overlap messages in place; these records become
+        misplaced.
+
+        ``believed``: whether to return all records anyway. ``only_look``: whether not to remember
+        the ranges of the returned records as those of messages in place.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))

@@ -1,8 +1,9 @@
-"""Copies of messages in a compaction log or a tier, beside the log that they come from.
+"""Recognise copies of messages in a compaction log or a tier, if the original log is carved, too.
 
-Such a file contains messages of one queue only; a log mixes the messages of several queues. So a
-message in a run of a single queue is a copy if a run with several queues has the same message at
-another physical offset.
+A file of a compaction log or a tier contains messages of one queue only, while a log mixes the
+messages of several queues. So a message in a run of a single queue is a copy if a run with several
+queues contains the same message at another physical offset. A run consists of the records of a
+source that have the same shift.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
 _MAX_COPIES = 1 << 22
-"""Number of messages from single-queue runs that are compared at once."""
+"""Maximum number of messages from single-queue runs that are compared at once."""
 _STEP = 1 << 16
 _SEVERAL = -2
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -32,15 +33,16 @@ def identities(*columns: Array) -> Array:
 
 
 class ShiftQueues:
-    """The queues of the messages, by source and shift (physical offset minus position). At most a
-    million are kept; copies in later queues are not recognised.
+    """The queue of each run of messages, or the fact that the run has several queues. Keys are
+    source and shift (physical offset minus position). At most a million runs are kept; copies in
+    later runs are not recognised.
     """
 
     def __init__(self) -> None:
         self._queue: dict[tuple[int, int], int] = {}
 
     def add(self, rows: Array) -> None:
-        """Note rows with source, physical, position and queue."""
+        """Add messages. ``rows``: array with their source, physical offset, position and queue."""
         keys, run = self._keys(rows)
         low, high = np.full(len(keys), 1 << 31), np.full(len(keys), -1)
         np.minimum.at(low, run, rows["queue"])
@@ -57,9 +59,10 @@ class ShiftQueues:
         return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
-        """Return (``rows`` without the copies, the number of copies). Without copies the first is
-        ``rows`` itself, else ``into``. Messages of a run that was copied are not marked late.
-        Raises: StoreIOError.
+        """Return (the messages without copies, the number of copies). The messages are ``rows``
+        itself if it has no copies; otherwise they are appended to ``into``, which is returned.
+        Messages of a run from which copies were made are no longer marked as misplaced
+        (``is_late``). Raises: StoreIOError.
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):
@@ -80,8 +83,9 @@ class ShiftQueues:
         return into, len(rows) - len(into)
 
     def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
-        """Return the identities of messages that occur in both kinds of runs, for one part of all
-        identities.
+        """Return the sorted identities of messages that occur both in a run of a single queue and
+        in a run with several queues. To limit memory, only identities in one of ``parts`` groups
+        are compared.
         """
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]

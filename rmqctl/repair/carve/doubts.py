@@ -1,9 +1,9 @@
-"""Records in place that may be part of the body of a damaged record.
+"""Find records in place that may be part of the body of a damaged record.
 
-If a log continues after unknown bytes, these may have been the start of a record of any size, with
-the following records in its body. `rmqctl.scan.damage.extents` determines the position from which
-that is impossible. The check applies only if an earlier part of the log was found, or if the log
-starts with its source: in an image the bytes before a log's first record are unrelated.
+If a log continues after unknown bytes, these bytes may have been the start of a record of any size,
+with the following records in its body. `rmqctl.scan.damage.extents` determines the position from
+which that is impossible. The check applies only if an earlier part of the log was found, or if the
+log starts with its source: in an image the bytes before a log's first record are unrelated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MAX_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
-    """Return whether a source of this size, with records of this shift, may be a single log file,
-    or all files of a log in order.
+    """Return whether a source of ``size`` bytes, with records of this shift, may be a single log
+    file or the concatenation of all files of a log.
     """
     return shift >= 0 and size > 0 and shift % size == 0
 
@@ -42,10 +42,12 @@ class Doubts:
         """By shift: (end of the last piece, position up to which records are doubtful)."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self.gap = 0
-        """The position of the bytes for which `until` last found records doubtful."""
-        self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """By (shift, gap): the end of a fragment there, or None. Records after such an end are not
+        """Position of the unknown bytes because of which the last call of `until` found records
         doubtful.
+        """
+        self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
+        """Function of (shift, position of unknown bytes): the end of a fragment in these bytes, or
+        None. Records after such an end are not doubtful.
         """
 
     def _log(self, shift: int) -> tuple[AsLog, EarlierMessages]:
@@ -59,7 +61,9 @@ class Doubts:
         return log_state
 
     def trust(self, shift: int, start: int, end: int) -> None:
-        """Note that consecutive records of a shift in positions ``[start, end)`` are messages."""
+        """Note that the consecutive records of a shift at positions ``[start, end)`` are
+        messages.
+        """
         self._log(shift)[1].add(start, end)
 
     def met(self, shift: int, start: int, end: int) -> None:
@@ -89,7 +93,7 @@ class Doubts:
         for _ in range(_MAX_STEPS):
             other = self._first(gap) if is_start else None
             if at <= gap or (other is not None and other[1] != shift and other[2]):
-                break  # a file of another log starts there, or of another part of this one
+                break  # a file of another log, or of another part of this log, starts there
             is_start = False
             if size := self._file_end(gap):
                 gap += size
@@ -118,10 +122,10 @@ class Doubts:
         return self._record(start + framed * dledger.HEAD_SIZE)
 
     def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
-        """Yield records of one shift (`spool.PLACE`), with whether they are doubtful. Raises:
-        StoreIOError.
+        """Yield (records, whether they are doubtful) for consecutive parts of ``rows``, which are
+        records of one shift (dtype `spool.PLACE`). Raises: StoreIOError.
 
-        Calls must be in ascending order.
+        Records must be passed in ascending order of position over all calls.
         """
         begin, ends = 0, rows["position"] + rows["size"]
         edges = (np.flatnonzero(rows["position"][1:] != ends[:-1]) + 1).tolist()
@@ -136,7 +140,9 @@ class Doubts:
             begin = edge
 
     def _from_piece(self, shift: int, start: int, end: int) -> int:
-        """Apply `until` to consecutive records in positions ``[start, end)``."""
+        """Apply `until` to consecutive records at positions ``[start, end)``; return the position
+        up to which these records are doubtful.
+        """
         last_piece = self._pieces.get(shift)
         gap, sure = last_piece or (0 if is_file(shift, self._window.size) else start, 0)
         if gap >= sure:  # else it was judged together with the records before

@@ -20,9 +20,9 @@ from rmqctl.repair.carve.window import Window
 from rmqctl.scan.frames import Array
 
 REACH = (4 << 20) + (64 << 10)
-"""Greater than the largest record that brokers write by default: the possible extent of a body."""
+"""Maximum extent of a body in bytes: more than the largest record that brokers write by default."""
 NEXT = (0, dledger.HEAD_SIZE)
-"""Number of bytes between consecutive messages."""
+"""Possible numbers of bytes between consecutive messages: none, or a DLedger entry header."""
 SECTOR = 512
 _MAX_CHAINS = 1 << 20
 _MAX_NEXT = 4
@@ -31,8 +31,8 @@ _MAX_READS = 1 << 16
 
 
 class RecordChain(NamedTuple):
-    """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: number of
-    bytes after them that end a file of their log.
+    """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: size in bytes
+    of the end-of-file record or mark after them; 0 without one.
     """
 
     shift: int
@@ -42,9 +42,10 @@ class RecordChain(NamedTuple):
 
 
 class Chains:
-    """The chains of a source in the order of the scan: `start`, `end`, then `cut`.
+    """The chains of a source in the order of the scan. Call `start` and `end` for each chain; then
+    `cut` can be called.
 
-    At most a million are kept; ``unknown_from`` is the start of the first one that is not.
+    At most a million chains are kept; ``unknown_from`` is the start of the first chain that is not.
     """
 
     def __init__(self, window: Window) -> None:
@@ -90,9 +91,9 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return the greatest possible end of the record at which a log of this shift breaks off:
-        the next record of the log, found in another fragment outside of positions ``[at, end)``,
-        limits it. None without such a record.
+        """Return the greatest possible end of the record at ``at``, at which a log of this shift
+        breaks off. The limit is the next record of the log, if it is in another fragment outside of
+        positions ``[at, end)``; None without such a record.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -100,8 +101,8 @@ class Chains:
         return int(physical[apart.argmax()]) - shift if apart.any() else None
 
     def goes_on(self, shift: int, at: int) -> int | None:
-        """Return where a log of this shift continues after ``at``, at most a record's length
-        away.
+        """Return the position at which a log of this shift continues after ``at``; None if it does
+        not within the length of a record.
         """
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift

@@ -1,4 +1,4 @@
-"""Checks whether a record, a blank or an end of a log is at a position of a window."""
+"""Check whether a record, a blank or an end of a log is at a position of a window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _BLANK = layout.reader(Blank)
 
 
 class Judge:
-    """Checks positions of a window's source. Shifts are as in `rmqctl.repair.carve.scan`."""
+    """Checker of positions in a window's source. Shifts are defined in
+    `rmqctl.repair.carve.scan`.
+    """
 
     def __init__(self, window: Window, candidates: Candidates) -> None:
         self._window, self._candidates = window, candidates
@@ -54,7 +56,7 @@ class Judge:
         return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
 
     def starts(self, position: int, shift: int) -> bool:
-        """Return whether magic and physical offset match a record of this shift here."""
+        """Return whether magic and physical offset at a position match a record of this shift."""
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return False
@@ -62,7 +64,7 @@ class Judge:
         return magic in VERSIONS and bool(physical == position + shift)
 
     def is_blank(self, position: int) -> bool:
-        """Return whether the header of an END_OF_FILE record of any size is here."""
+        """Return whether the header of an end-of-file record of any size is at a position."""
         head = self._window.read(position, BLANK_SIZE)
         if len(head) < BLANK_SIZE:
             return False
@@ -70,8 +72,8 @@ class Judge:
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
     def file_end(self, position: int) -> int:
-        """Return the size of the blank or DLedger end mark that ends a log file here; 0 without
-        one.
+        """Return the size of the blank or DLedger end mark that ends a log file at a position; 0
+        without one.
         """
         head = self._window.read(position, BLANK_SIZE)
         if self.is_blank(position):
@@ -81,10 +83,10 @@ class Judge:
         return max(dledger.END.decode(head).size, 0)
 
     def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
-        """Return the end of a record with a damaged header, if one of its sizes points to the next
-        record.
+        """Return the end of a record with a damaged header, if one of its possible sizes ends at
+        another record; else None.
 
-        Unless `strict`, the end of the log is enough.
+        Unless ``strict``, a size that ends at the end of the log is enough.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
@@ -119,8 +121,8 @@ class Judge:
         """Return the position of the first intact record from ``start`` on that is followed by
         another record or by an end of the log.
 
-        ``end`` or more if there is none before ``end``. The searched range is cached, so that each
-        byte is searched only once.
+        The result is ``end`` or more if no such record exists before ``end``. The searched range is
+        cached, so that each byte is searched only once.
         """
         log_shift, low, high, stands = self._searched
         if log_shift != shift or not low <= start <= high:
@@ -138,10 +140,11 @@ class Judge:
         return end
 
     def behind(self, position: int, end: int) -> int:
-        """Return where the search continues after the last record of a chain.
+        """Return the position at which the search continues after the last record of a chain.
 
         No CRC covers topic and properties. If these are not text, they were overwritten, and
-        another record may start in them.
+        another record may start in them; otherwise the search continues at ``end``, the end of the
+        record.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:

@@ -1,13 +1,13 @@
 """The order in which carved messages are written, and the number of new stores.
 
-Records are written broker by broker, the one with the earliest message first, each in the order of
-its log. So queue offsets ascend within each queue, wherever the pieces of the log were found. A
-broker is recognised by its store host; hosts of messages that follow each other without a gap (a
-broker with several addresses, or with another one after a move) are one broker.
+Records are written broker by broker, first the broker with the earliest message, and for each
+broker in log order. So queue offsets ascend within each queue, wherever the pieces of the log were
+found. A broker is recognised by its store host. Different hosts of messages that follow each other
+without a gap belong to one broker, which has several addresses or was moved.
 
-A message keeps its physical offset: fillers replace what is missing before it. A message that has
-the physical offset of another one belongs to another log, and so to a store of its own, except for
-copies in a compaction log or a tier (`rmqctl.repair.carve.copies`), which are not written.
+A message keeps its physical offset: fillers replace what is missing before it. If two messages have
+the same physical offset, they belong to different logs, and each log becomes a separate store.
+Copies in a compaction log or a tier (`rmqctl.repair.carve.copies`) are not written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Places(RowFile):
 
 @dataclass(slots=True)
 class CarvedLog:
-    """One of the logs that were found. ``reason``: why this log is not part of the earlier ones.
+    """One of the logs that were found. ``reason``: why it is not part of an earlier log.
     ``places``: its messages in order; ``tail``: messages that do not fit between these.
 
     ``keeps``: whether physical offsets are kept (impossible if DLedger entry headers are between
@@ -108,7 +108,9 @@ class CarvedLog:
         return abs(time - self._time)
 
     def takes(self, physical: int) -> bool:
-        """Return whether a message can come next, with fillers before it."""
+        """Return whether a message at a physical offset can come next, after fillers if
+        necessary.
+        """
         if self.keeps and physical - self.end == dledger.HEAD_SIZE:
             self.keeps = False
         return not self.keeps or self.bridge.spans(self.end, physical)
@@ -120,7 +122,7 @@ class CarvedLog:
         self.end, self._time, self._after = physical + size, time, (source, position + size)
 
     def ordered(self) -> Iterator[tuple[RecordPlace, bool]]:
-        """Yield all places in the order to write, with whether the message keeps its offset."""
+        """Yield (place, whether the message keeps its physical offset) in the order to write."""
         yield from ((place, self.keeps) for place in self.places)
         yield from ((place, False) for place in self.tail)
 
@@ -130,8 +132,8 @@ class CarvedLog:
 
 
 class Order:
-    """Collects places, then yields them sorted. ``run``: number of places sorted in memory at
-    once.
+    """Collector of the places of messages, which divides them into logs. ``run``: maximum number of
+    places that are sorted in memory at once.
     """
 
     def __init__(self, run: int = RUN) -> None:
@@ -144,15 +146,17 @@ class Order:
         self._hosts: dict[bytes, int] = {}
         self._earliest: list[int] = []
         self._reach: list[int] = []
-        """The end of the last message of each host that is not misplaced."""
+        """For each host: the end of its last message that is not misplaced (physical offset)."""
         self._broker: list[int] = []
         """For each host: another host of the same broker, or the host itself."""
         self._last = -1, 0, 0, 0
         """The last record: (source, its end in the log, its end in the source, host)."""
         self.size = 0
-        """Bytes of all records."""
+        """Total size of all records in bytes."""
         self.copies = 0
-        """Number of copies that are left out: the `logs` contain the same messages elsewhere."""
+        """Number of copies that are skipped, because the `logs` contain the same messages
+        elsewhere.
+        """
 
     def __len__(self) -> int:
         return len(self._spool)
@@ -238,9 +242,9 @@ class Order:
         return number
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[CarvedLog]:
-        """Return the logs that were found, with the places of their messages. ``bridge``: returns
-        the bridge of a log. Each log continues with the message that fits best: the next one in the
-        same source, else the one with the next store time.
+        """Return the logs that were found, with the places of their messages. ``bridge``: function
+        that returns a new bridge for a log. Each log continues with the message that fits best: the
+        next one in the same source, else the one with the next store time.
 
         A message that contradicts all logs of its broker starts a new log.
         """

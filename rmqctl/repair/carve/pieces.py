@@ -1,4 +1,5 @@
-"""Contradictions to pieces of a log in a source without a reliable order, such as a disk image.
+"""Find contradictions to pieces of a log in a source without a reliable order, such as a disk
+image.
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
 a piece proves nothing. A piece is contradicted by a log that it interrupts (unless the interrupted
@@ -64,7 +65,7 @@ class _Break:
     end: int
     is_settled: bool = False
     is_end: bool = False
-    """True if the log ends there: the rest of the page is unused."""
+    """Whether the log ends at the break: the rest of the page is unused."""
 
 
 class Pieces:
@@ -149,8 +150,8 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return two boolean arrays: whether another log interrupts each place, and whether each
-        place may be in a body.
+        """Return two boolean arrays: whether each place interrupts another log, and whether it may
+        be in a body instead.
         """
         if not self._is_judged:
             for chain in self.chains:
@@ -174,8 +175,8 @@ class Claims:
 
     def take(self, hosts: Array, physical: Array, sizes: Array, *,
              only_look: bool = False) -> Array:
-        """Note messages that do not overlap an earlier message; return a boolean array: whether
-        each message does.
+        """Return a boolean array: whether each message overlaps an earlier message. Messages that
+        do not are noted, unless ``only_look``.
 
         The longest chain of consecutive messages is processed first.
         """

@@ -1,14 +1,14 @@
-"""Records in any bytes, by content alone: the scan of one source.
+"""Scan one source for records in any bytes, by content alone.
 
 A record is recognised by its magic, by lengths that add up to its size, and by the CRC of its body.
 `shift` is the difference between the physical offset in a record and its position: neighbours in a
 log share it. The scan follows a log, which has one shift (`log_shift`): while its records follow
 each other they are checked by column, as fast as a log is read; elsewhere the scan searches for the
-next magic, and judges each candidate by itself.
+next magic, and checks each candidate separately.
 
 The inside of an intact record is its body and never searched. If a log continues after damage of
-unknown length, `rmqctl.scan.damage.extents` determines which records may be part of the body of a
-damaged one: they are doubtful.
+unknown length, `rmqctl.scan.damage.extents` determines which records may be part of a damaged
+record's body: such records are doubtful.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class Scan:
-    """The records of one source (number ``number``). Iterate over `batches`, then read the rest.
+    """The records of one source (number ``number``). Iterate over `batches` before using the other
+    attributes.
 
     ``base``: the shift that the source's name implies; ``witness``: the entries of its store.
     Places of records that `batches` does not yield: ``undecided`` (no log around them has their
@@ -82,7 +83,7 @@ class Scan:
         self.shifts = Majority()
         """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}
-        """The shift of damaged records with intact ones inside, by position."""
+        """Shift of each damaged record that contains intact records, by its position."""
         self.in_place = 0
         """Number of records of a followed log: yielded by `batches`, or doubtful."""
         self.breaks = 0
@@ -92,7 +93,7 @@ class Scan:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the source; fewer than at first if it became shorter."""
+        """Return the size of the source in bytes; it decreases if the file becomes shorter."""
         return self._window.size
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
@@ -127,7 +128,7 @@ class Scan:
     # -- along a log --------------------------------------------------------------------------
 
     def _follow(self, shift: int) -> Iterator[Batch]:
-        """Yield the chain of records with one shift that starts here; stop at its end."""
+        """Yield the chain of records with one shift that starts at the present position."""
         burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MAX_OFFSET:
             window.hold(self._at, START_SIZE)
@@ -159,7 +160,9 @@ class Scan:
             self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
-        """Yield the records with a matching CRC; note the others, and search inside these."""
+        """Yield the records with a matching CRC; add the others to the damaged records, and search
+        inside them.
+        """
         ok = batch.crc_ok()
         unsure = int(np.searchsorted(batch.offset - shift, self._doubt_end))
         if unsure:
@@ -186,10 +189,10 @@ class Scan:
             self._inside(place, place + size, shift)
 
     def _goes_on(self, shift: int, held: int) -> bool:
-        """Return whether the next record of the chain looks valid but is not completely in the
-        window.
+        """Return whether the chain continues with a record that looks valid but was not completely
+        in the window; that record is now loaded.
 
-        Such a record is then loaded. ``held``: the end of the window that was examined.
+        ``held``: end of the window that was examined.
         """
         head = self._window.read(self._at, START_SIZE)
         if len(head) < START_SIZE:
@@ -202,11 +205,12 @@ class Scan:
         return extent(self._window, self._at) == total and self._window.hold(self._at, total)
 
     def _step(self, chained: bool, shift: int) -> bool:
-        """Skip what is in place of the next record of the log, if its size is known.
+        """Skip the bytes at a position where the log has no intact record, if their length is
+        known.
 
-        After a record with a damaged header, or the header of a DLedger entry, return True: the
-        next record is expected there. A blank, or the mark that ends a DLedger file, is also
-        skipped. ``chained``: a record precedes this position.
+        Return True after a damaged record or the header of a DLedger entry, because the next record
+        is expected there. A blank, or the mark that ends a DLedger file, is also skipped.
+        ``chained``: whether a record precedes this position.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.
         if self._judge.is_blank(self._at):
@@ -248,7 +252,9 @@ class Scan:
         return self._witness is not None and shift == self._base
 
     def _behind_damage(self, shift: int) -> int | None:
-        """Return where the log continues after a damaged record; None if unknown."""
+        """Return the position at which the log continues after a damaged record; None if
+        unknown.
+        """
         log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
         if log.witness is not None:
             verdict = judge(log, self._at, self._at + 1, EarlierMessages())
@@ -257,8 +263,8 @@ class Scan:
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _is_confirmed(self, position: int, end: int, shift: int) -> bool:
-        """Return whether more than one fact confirms that a damaged record ends at ``end``:
-        otherwise its lengths may point to a record by chance, and skip intact records.
+        """Return whether more than one fact confirms that a damaged record ends at ``end``. A
+        single length may point to another record by chance, and intact records would be skipped.
         """
         if self._of_store(shift):
             return True
@@ -269,8 +275,8 @@ class Scan:
             position + total == end == claimed_end(log, position, strict=True))
 
     def _own_extent(self, position: int, shift: int) -> int | None:
-        """Return the end of a damaged record that its body's CRC proves, if the ends of files are
-        unknown.
+        """Return the end of a damaged record if its body's CRC proves it, although the ends of
+        files are unknown; else None.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))
@@ -282,8 +288,9 @@ class Scan:
                     own.end if own.firm else None)
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
-        """Return where the search continues after the header of a torn record: no byte of its
-        claimed size belongs to a message of the same log. None without a header.
+        """Return the position at which the search continues after the header of a torn record; None
+        without a header. No byte of the record's claimed size belongs to another message of the
+        same log.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))
@@ -306,7 +313,9 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Go to the next record. `_follow` reads records of the log; others are noted here."""
+        """Go to the next record. Records of the followed log are left to `_follow`, others are
+        added here.
+        """
         for position in self._candidates.within(self._at, self.size):
             record = self._judge.record(position)
             if record is None:
@@ -324,7 +333,9 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """Note a chain of records of another log; a long chain counts as a separate log."""
+        """Add the chain of records with another shift at this position to the undecided records; if
+        it is long, follow it as a log instead.
+        """
         window, begin = self._window, self._at
         self.pieces.chains.start(shift, begin)
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
@@ -383,12 +394,11 @@ class Scan:
                 sure: bool = True) -> int:
         """Note the intact records inside a damaged one; return the position to continue from.
 
-        This is the end of the damaged record; or, inside a damaged record of another shift, the
-        start of a record of the log; or, unless ``of_any``, the start of an intact record of any
-        other shift. A record that extends beyond the damaged record's end is not part of its body:
-        if it has another shift, the scan continues from it; if it has the same shift, it is
-        doubtful. All records of the same shift are doubtful unless it is ``sure`` that the damaged
-        record extends so far.
+        This is the end of the damaged record, or the start of a record inside it that is not part
+        of its body and has another shift: a record of the followed log; an intact record that
+        extends beyond the damaged record; unless ``of_any``, any intact record. Records of the same
+        shift are doubtful if they extend beyond the damaged record, or unless it is ``sure`` that
+        the damaged record is so long.
         """
         position = start + 1
         while position < end:

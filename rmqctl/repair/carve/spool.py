@@ -1,9 +1,8 @@
-"""Records that a carving keeps outside of memory: their places, and the identities of all records
-found so far.
+"""Keep the places of records, and the identities of all records found, outside of memory.
 
-Places take 32 bytes each in a nameless file (`Spool`); a value that is only known at the end of a
-source, or of all sources, is added later. Identities take 16 bytes each, in memory up to a limit,
-then on disk (`RecordSet`).
+Places take 32 bytes each in a nameless file (`Spool`), until the records can be classified at the
+end of a source or of all sources. Identities take 16 bytes each, in memory up to a limit, then on
+disk (`RecordSet`).
 
 Two records are the same if they have the same store host, physical offset, size, CRC of the body,
 queue offset and store time (a log that was truncated and continued has the same offsets again, and
@@ -28,7 +27,7 @@ from rmqctl.store.pages import BatchPage, Page
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
 """Place of a record: position in its source, the physical offset in it, its size, the number of its
-source. ``late``: a value for the caller (a time, an order).
+source. ``late``: a further value of the caller.
 """
 _STEP = 1 << 12
 _HELD = 1 << 14
@@ -46,7 +45,9 @@ _IDENTITIES = "identities of records"
 
 
 class Spool(RowFile):
-    """Places in the order of their addition. Call `close` when done. Raises: StoreIOError."""
+    """Places of records in the order of their addition. Call `close` when done. Raises:
+    StoreIOError.
+    """
 
     def __init__(self) -> None:
         super().__init__(PLACE, "places of records", held=_HELD)
@@ -136,7 +137,7 @@ def _folded(table: Array) -> Array:
 
 @dataclass(slots=True)
 class _SortedRecords:
-    """Records sorted by physical offset, then by the other number."""
+    """Records sorted by physical offset, then by ``rest``, the number for their other fields."""
 
     physical: Array
     rest: Array
@@ -154,7 +155,7 @@ class _SortedRecords:
 
 
 class RecordSet:
-    """A growing set of records. ``held``: the number kept in memory."""
+    """A growing set of records. ``held``: maximum number of records kept in memory."""
 
     def __init__(self, held: int = HELD) -> None:
         self._limit = held
@@ -165,8 +166,8 @@ class RecordSet:
         self.count = 0
 
     def take(self, physical: Array, rest: Array) -> Array:
-        """Add all records (int64, uint64); return a boolean array: whether each was already in the
-        set.
+        """Add records, each as physical offset (int64) and `identity` (uint64); return a boolean
+        array: whether each was already in the set.
 
         The first of several equal records is new. Raises: StoreIOError.
         """
@@ -195,7 +196,9 @@ class RecordSet:
         return is_repeated
 
     def _add(self, run: _SortedRecords) -> None:
-        """Add a run. Runs are joined like the digits of a counter: records move log n times."""
+        """Add a run. Runs of similar length are merged, so each of n records is moved only about
+        log n times.
+        """
         self._in_memory += len(run)
         runs = self._runs
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= self._most:

@@ -1,9 +1,9 @@
-"""A new store of carved messages, written as stored records (`append --as-recorded`). Topic, queue,
-times, hosts, flags, properties and body stay the same.
+"""Write carved messages to a new store, as stored records (like `append --as-recorded`).
 
-So do physical and queue offsets: fillers replace what is missing (`rmqctl.repair.carve.bridging`).
-If there is not enough space for fillers, the messages of the queue move up: otherwise a broker
-would misplace their entries. Each log that was found gets a store of its own
+Topic, queue, times, hosts, flags, properties and body stay the same. Physical and queue offsets
+stay the same if fillers can replace what is missing (`rmqctl.repair.carve.bridging`). If there is
+not enough space for fillers, later messages of a queue get smaller queue offsets: otherwise a
+broker would misplace their entries. Each log that was found becomes a separate store
 (`rmqctl.repair.carve.ordering`).
 """
 
@@ -52,9 +52,9 @@ messages' bytes.
 
 @dataclass(slots=True)
 class WrittenStore:
-    """Contents of the new store. ``reasons``: why messages were refused, with their number.
+    """Contents of the new store. ``reasons``: number of refused messages by reason.
 
-    ``logs``: if there are several, each with its store, and the reason why it is a separate store.
+    ``logs``: if several logs were found, the store of each, and the reason why it is separate.
     """
 
     store: str
@@ -88,7 +88,7 @@ class WrittenStore:
                 **({"logs": self.logs} if self.logs else {})}
 
     def add(self, log: WrittenStore, reason: str) -> None:
-        """Add one of several logs."""
+        """Add the store of one of several logs."""
         self.logs.append({"store": log.store, "written": log.messages,
                           "reason": str(reason) or None,
                           "first_physical_offset": log.first_physical_offset,
@@ -100,8 +100,8 @@ class WrittenStore:
 
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
-    """Return the file size of the log: the size of most inputs that are named like log files; None:
-    unknown.
+    """Return the size of the log's files in bytes: the most frequent size of the inputs that are
+    named like log files; None if unknown.
     """
     sizes = Counter(source.size
                     for source in inputs if source.base is not None and source.size >= _MIN_FILE
@@ -110,8 +110,8 @@ def log_file_size(inputs: Sequence[Input]) -> int | None:
 
 
 def size_by_ends(ends: Iterable[int]) -> int | None:
-    """Return the file size of the log by the physical offsets at which blanks end its files: the
-    largest that fits most of them; None if none fits.
+    """Return the size of the log's files in bytes, derived from the physical offsets at which
+    blanks end files: the largest size that fits most of these offsets; None if no size fits.
     """
     ascending = sorted(ends)
     steps = {after - before for before, after in pairwise(ascending)}
@@ -148,7 +148,7 @@ class StoreMaker:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the collected records."""
+        """Return the total size of the collected records in bytes."""
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
@@ -280,7 +280,9 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: WrittenStore | Non
 
 
 class _Writer:
-    """Puts records in groups, and fillers before those that keep their physical offsets."""
+    """Writer of records in groups, with fillers before the records that keep their physical
+    offsets.
+    """
 
     def __init__(self, engine: Engine, to: CarvedLog, done: WrittenStore) -> None:
         self._engine, self._to, self._done = engine, to, done
@@ -300,7 +302,7 @@ class _Writer:
         return len(self._group) >= GROUP_MESSAGES or self._size >= GROUP_BYTES
 
     def _fill(self, record: Record) -> None:
-        """Put fillers up to the physical offset of a record."""
+        """Write fillers up to the physical offset of a record."""
         log, physical = self._engine.log, record.physical_offset
         is_new = log.current is None and not log.files
         end = physical - physical % log.file_size if is_new else log.position
@@ -310,7 +312,7 @@ class _Writer:
                 self._engine.put(filler)
 
     def flush(self) -> int:
-        """Put the collected records; return their bytes."""
+        """Write the collected records; return their total size in bytes."""
         done, group, size = self._done, self._group, self._size
         self._group, self._size = [], 0
         while group:
@@ -334,7 +336,7 @@ class _Writer:
 
 
 class _Reader:
-    """Reads records of many sources, with few of them open at a time."""
+    """Reader of records from many sources, with few of them open at a time."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = inputs

@@ -1,8 +1,8 @@
-"""The part of a source that is in memory while it is carved, checksums of any part of it, and
+"""Read a source that is carved through a window in memory, compute checksums of any range, and find
 candidates for records: magics with a plausible size and body length.
 
-Memory is bounded for any bytes: a record is only loaded completely once its lengths add up, and
-overlapping ranges are summed once.
+Memory and time are bounded for any input: a record is loaded completely only if its lengths add up,
+and checksums of overlapping ranges read each byte only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _GRID = 4096
 _BLOCK = 1 << 20
 _DIRECT = 64 << 10
 _HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
-"""Size of the largest fixed part before the body, and the number of bytes examined."""
+"""Size in bytes of the largest fixed part before a body; as many bytes are examined at a
+candidate.
+"""
 _STEP, _LONG_STEP = 64 << 10, 1 << 20
 
 
@@ -156,8 +158,8 @@ class Checksums:
 
     @classmethod
     def _apart(cls, checksum: int, before: int, length: int) -> int:
-        """Return the CRC of the last ``length`` bytes of ``checksum``, from that of the bytes
-        before.
+        """Return the CRC of the last ``length`` bytes of a range. ``checksum``: CRC of the range;
+        ``before``: CRC of its other bytes.
         """
         return checksum ^ cls._join(before, 0, length) if length else 0
 
