@@ -397,8 +397,8 @@ class Scan:
         This is the end of the damaged record, or the start of a record inside it that is not part
         of its body and has another shift: a record of the followed log; an intact record that
         extends beyond the damaged record; unless ``of_any``, any intact record. Records of the same
-        shift are doubtful if they extend beyond the damaged record, or unless it is ``sure`` that
-        the damaged record is so long.
+        shift are doubtful if they extend beyond the damaged record, or unless the damaged record's
+        length is ``sure``.
         """
         position = start + 1
         while position < end:

@@ -1,1 +1,1 @@
-"""Consume queues and index rebuilt from the log, and the resulting changes to a store."""
+"""Rebuild consume queues and index from the log, and plan the resulting changes to a store."""

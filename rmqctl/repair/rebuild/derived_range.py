@@ -1,4 +1,4 @@
-"""Entries derived from a range of the repaired log, for a rebuild."""
+"""Derive the entries of a range of the repaired log, for a rebuild."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
-"""Number of bytes of the log whose entries are derived at a time. With a quarter of this, the CPU
-time is an eighth longer.
+"""Number of bytes of the log from which entries are derived at a time. With a quarter of it, a
+rebuild takes an eighth more CPU time.
 """
 _BAD_BODY = "the body does not match its CRC"
 
@@ -37,7 +37,7 @@ class LogSummary:
     """Figures of a part of the log that was read.
 
     ``last`` and ``end``: physical offsets of the last intact message and of its end, -1 without
-    any; ``newest``: the greatest store time (ms), 0 without any.
+    such a message; ``newest``: the greatest store time (ms), 0 without a message.
     """
 
     messages: int = 0
@@ -57,7 +57,7 @@ class LogSummary:
 
 @dataclass(slots=True)
 class DerivedRange(LogSummary):
-    """The derived entries of a range. ``first`` and ``position``: the range that it covers
+    """The derived entries of a range. ``first`` and ``position``: start and end of the range
     (positions in the part).
     """
 
@@ -71,10 +71,10 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
     """Derive the entries of the intact messages of a range that end at or before physical offset
     ``limit``.
 
-    ``rows``: derive columns for the consume queues. ``kept``: entries of the store, which have more
-    of damaged messages. ``sink`` gets the derived batches, with one numbering of topics, instead of
-    the result. Bytes that the system cannot read count as damage.
-    Raises: StoreIOError for a file that cannot be opened.
+    ``rows``: whether to derive the columns for consume queues. ``kept``: entries of the store,
+    which have lost values of damaged messages. ``sink``: function that gets the derived batches,
+    with the same topic numbers in all batches; without it they are in the result. Bytes that the
+    system cannot read count as damage. Raises: StoreIOError for a file that cannot be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()
@@ -111,7 +111,9 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
 
 
 def _intact(batch: Batch, limit: int | None, damage: Damage) -> Batch:
-    """Return the messages that may be dispatched; changed bodies are noted as damage."""
+    """Return the messages of a batch that may be dispatched; messages with a body CRC mismatch are
+    added to ``damage``.
+    """
     good = batch.crc_ok()
     if limit is not None:
         inside = batch.offset + batch.column("total_size") <= limit

@@ -1,26 +1,26 @@
-"""Properties of messages that an entry of a consume queue or of the index contradicts.
+"""Find messages whose properties an entry of a consume queue or of the index contradicts.
 
 No CRC covers properties. An entry was written when the message was intact, so a rebuild from a
-damaged property would destroy the only proof of its value. If place and size of an entry match the
-message, but its hash does not:
+damaged property would destroy the only proof of its value. If an entry points to the message, but
+has another hash:
 
 * If exactly one change of one byte of the property explains the hash, and the entry is proven, the
   message is corrected. An index entry is proven if it is in the chain of its own hash's slot, and
-  the hash of the message's key has another slot; a tag's hash, if other entries of the queue have
-  it.
-* If one changed byte of the hash in the entry explains it, and no change of the message does, the
-  entry is corrected.
-* If both explain it, or several changes of the message do, the case is undecided, and neither is
-  changed.
+  the hash of the message's key has another slot. A consume queue entry is proven if other entries
+  of the queue have the same tags code.
+* If one changed byte of the hash in the entry explains the difference, and no change of the message
+  does, the entry is corrected.
+* If a change of either explains the difference, or several changes of the message do, the case is
+  undecided, and neither message nor entry is changed.
 * If no such change exists, the entry is right if the index has another key of the message, or if
   the index entry has the message's store time and the queue has the message's entry; then neither
-  is changed. Else the entry belongs to another message, of another history of the log, and is
+  is changed. Otherwise the entry belongs to another message, of another history of the log, and is
   rebuilt.
 
-Damaged properties, and those that a repair has marked so, are not disputes: their entries are right
-(`rmqctl.repair.rebuild.kept`).
+Messages with damaged properties, or marked as such by a repair, do not count as disputes: their
+entries are right (`rmqctl.repair.rebuild.kept`).
 
-Index entries have to be in the order of the messages.
+Only index entries in the order of the log count.
 
 Yield (benchmarks/stage_yields.py): 53 of 59 messages with one changed byte in a key or a tag.
 """
@@ -52,22 +52,22 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _MAX_DISPUTES = 1000
-"""Maximum number of differing entries examined: more differences have another cause than damaged
-messages.
+"""Maximum number of differing entries that are examined: if more differ, damaged messages are not
+the cause.
 """
 _MAX_STEPS = 10_000
 _SECOND = 1000
 _PAGE = 1 << 20
-"""Entries of an index file that are read at a time."""
+"""Number of entries of an index file that are read at a time."""
 _WORD = (1 << 64) - 1
 _SPACE = 32
-"""Bytes below are control characters: separators, or not text."""
+"""Smallest byte that is not a control character. Control characters are separators, or not text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedByte:
-    """A corrected byte of the ``message`` at a physical offset: its ``place``, its value ``before``
-    and ``after``.
+    """A corrected byte of a message. ``message``: physical offset of the message; ``place``:
+    physical offset of the byte; ``before`` and ``after``: its values.
     """
 
     message: int
@@ -79,9 +79,11 @@ class ChangedByte:
 
 @dataclass(slots=True)
 class Disputes:
-    """Hashes that entries keep, by the physical offset of their message: of the ``tags``, and of
-    the ``keys``. ``corrected``: bytes that make messages match their entries; ``open``: offsets of
-    the other messages.
+    """Disputes between messages and their entries.
+
+    ``tags`` and ``keys``: hashes that the entries keep in the rebuild, by the physical offset of
+    their message. ``corrected``: corrected bytes, with which messages match their entries.
+    ``open``: physical offsets of messages that are not corrected, by structure.
     """
 
     tags: dict[int, int] = field(default_factory=dict)
@@ -92,8 +94,12 @@ class Disputes:
 
 def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: set[QueueKey], *,
              index: bool) -> Disputes:
-    """Return the disputes between messages of ``parts`` that are as they are in the store, and the
-    entries of some queues and of the index that differ from the log. Raises: StoreIOError.
+    """Compare entries that differ from the log with the messages to which they point; return the
+    disputes.
+
+    ``parts``: the files of the log; messages that the repair changes are skipped. ``queues``: the
+    queues whose entries are compared; ``index``: whether index entries are compared, too. Raises:
+    StoreIOError.
     """
     settled = Disputes()
     records = IntactRecords(store, parts)
@@ -109,8 +115,8 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
 
 
 class IntactRecords:
-    """Intact messages by physical offset, without those that a repair wrote and those with a CRC of
-    their properties, which proves the properties.
+    """Intact messages by physical offset, without messages that a repair wrote, and without
+    messages with an appended CRC, which proves their properties.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
@@ -133,8 +139,8 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """Yield, for each entry with a wrong hash, (the hash in the entry, the message, whether other
-    entries have the same hash).
+    """Yield (tags code in the entry, the message, whether other entries have the same tags code)
+    for each entry whose tags code does not match its message.
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES
@@ -200,8 +206,9 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return the index entries of each message, by physical offset, of which at least one matches
-    no key of the message. All entries are in the chain of their slot, and in the messages' order.
+    """Return, by physical offset, the index entries of each message that has at least one index
+    entry without a matching key. Only entries that are in the chain of their slot and in the order
+    of the log are included.
     """
     if not store.index_listing.files:
         return {}
@@ -254,8 +261,9 @@ def _indexes(store: Store) -> Iterator[IndexFile]:
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
-    """Yield (number of the first entry, physical offsets, hashes, which entries are of messages) of
-    each page, together with the entries next to the page, which count as of no message.
+    """Yield (number of the first entry, physical offsets, hashes, whether each entry counts) for
+    each page of an index file. The arrays include the entries before and after the page; these, and
+    overwritten entries, do not count.
     """
     count = index.header.entries
     for begin in range(0, count, _PAGE):
@@ -287,8 +295,8 @@ class _RebuiltKeys:
         return np.asarray(self._codes[at] == codes)
 
     def _coded(self, places: Array, hashes: Array) -> Array:
-        """Return one number for each pair, made of the pair's place and hash; -1 for an unknown
-        place.
+        """Return one number for each pair of physical offset and hash; -1 for an unknown physical
+        offset.
         """
         places = places.astype(np.int64)
         if not len(self._places):
@@ -321,8 +329,8 @@ def _pairs(store: Store) -> Array:
 
 
 def _has_entry(store: Store, record: Record) -> bool:
-    """Return whether the queue has an entry of the message, so that the index got its entries as
-    well.
+    """Return whether the queue has an entry for a message; then a broker wrote the message's index
+    entries, too.
     """
     queue = store.row_as_evidence(os.fsdecode(record.topic), record.queue_id)
     unit = None if queue is None else queue.unit(record.queue_offset)
@@ -357,8 +365,8 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *,
 
 def single_changes(record: Record, names: Sequence[str],
                    fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
-    """Yield the changes of a single byte in the values of some properties that make the properties
-    fit; only the changes of one bit, if there are any.
+    """Yield the changes of a single byte, in the values of the properties ``names``, after which
+    ``fits`` returns true. If changes of a single bit exist, only these are yielded.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)
@@ -374,7 +382,9 @@ def single_changes(record: Record, names: Sequence[str],
 
 
 def value_range(raw: bytes, name: str) -> range:
-    """Return the range of a property's value in ``raw``."""
+    """Return the range of a property's value in the properties string ``raw``; empty if the
+    property is missing.
+    """
     head = (name + props.NAME_VALUE_SEPARATOR).encode()
     mark = props.PROPERTY_SEPARATOR.encode()
     at = 0 if raw.startswith(head) else raw.find(mark + head) + 1

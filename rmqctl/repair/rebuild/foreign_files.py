@@ -1,9 +1,9 @@
-"""Foreign files among a store's files, which keep a broker from starting.
+"""Find foreign files in the folders of a store, which keep a broker from starting.
 
-A broker takes every entry of these folders for one of its files (recovery.md §2). A name that is
-not a number, another length, and for 4.x also a folder keep it from starting. In the index folder
-it skips names that are not numbers (`IndexService.load` catches the error), but takes any number
-for an index file.
+A broker treats every entry of these folders as one of its files (recovery.md §2). It does not start
+if the name of a file is not a number, or if its length is wrong; a 4.x broker does not start if
+there is a folder. In the index folder, a broker skips names that are not numbers
+(`IndexService.load` catches the error), but treats any number as an index file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def foreign_log_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_queue_entries(store: Store, generation: int) -> Planned:
-    """Return the steps for foreign entries of the folders of plain, extended and (5.x) batch
-    queues.
+    """Return the steps that move foreign entries in the folders of plain, extended and (5.x) batch
+    queues aside.
     """
     tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
 
@@ -58,7 +58,7 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_index_entries(store: Store) -> Planned:
-    """Return the steps that move everything aside that is not an index file."""
+    """Return the steps that move everything in the index folder aside that is not an index file."""
     folder = store.path("index")
     index_listing = listing(folder, names.INDEX_DIGITS)
     folders = [os.path.join(folder, name) for name in index_listing.folders]
@@ -92,10 +92,10 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
-    """Return a sentence (in a list) that says why a broker still does not start after the steps;
-    an empty list if it starts.
+    """Return a list with one note: why a broker would not start even after the steps. The list is
+    empty if the broker would start.
 
-    It covers only names, sizes and configuration. Raises: StoreIOError.
+    Only names, sizes and configuration are checked. Raises: StoreIOError.
     """
     cured = set(_repaired(store, steps))
     left = [refusal for refusal in load(store, version_for(generation)).refusals

@@ -1,4 +1,4 @@
-"""Index files in a rebuild: the entries of expired messages, and the names of the new files.
+"""Prepare index files for a rebuild: keep entries of expired messages, and choose the new names.
 
 An index file keeps entries of expired messages until its last entry expires. A rebuild appends to
 these entries, so that a valid file is rebuilt unchanged (spec: index.md §2-§7).
@@ -55,7 +55,7 @@ class Expired:
 def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
     """Return the part of the store's index that covers messages before physical offset ``log_min``.
 
-    It ends with the first damaged file. Raises: StoreIOError.
+    This part ends before the first damaged file. Raises: StoreIOError.
     """
     whole_files: list[StoreFile] = []
     last = -1
@@ -79,11 +79,10 @@ def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scratch) -> None:
-    """Copy into the scratch folder what a writer appends to.
+    """Copy the files that a writer continues to the scratch folder.
 
-    From the last full file it needs only the header: the seconds in the next file's first entry are
-    relative to it.
-    Raises: StoreIOError.
+    From the last full file, only the header is needed: the seconds in the next file's first entry
+    are relative to the header's time. Raises: StoreIOError.
     """
     if expired_files.whole:
         file = expired_files.whole[-1]
@@ -97,13 +96,13 @@ def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scrat
 
 def _cut(file: StoreFile, shape: IndexShape, header: IndexHeader, log_min: int) -> Iterator[
         tuple[int, bytes]]:
-    """Yield (position, bytes) of the file as it was before the first entry of a living message;
-    later entries move up over overwritten ones.
+    """Yield (position, bytes) of an index file with only the entries of expired messages.
+    Overwritten entries are skipped, and later entries get lower numbers.
     """
     table: Any = np.zeros(shape.slots, _SLOTS)
     number, fresh, first, last = 1, 0, None, None
     gone: Array = np.zeros(0, np.int64)
-    """The numbers of the entries that are left out."""
+    """The numbers of the overwritten entries, which are skipped."""
     for numbers, entries in _pages(file, shape, header, log_min):
         page = entries
         slots = page["key_hash"] % shape.slots
@@ -129,9 +128,9 @@ def _cut(file: StoreFile, shape: IndexShape, header: IndexHeader, log_min: int) 
 
 
 def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array) -> Array:
-    """Return entries, numbered from ``number`` on, after the entries ``gone`` (ascending numbers)
-    are left out: a link to one of these becomes a link to the entry before it in its slot, if there
-    is one.
+    """Return entries renumbered from ``number`` on, without the entries ``gone`` (their old
+    numbers, ascending). A link to a skipped entry becomes a link to the previous entry in its slot,
+    if one exists.
     """
     # For each entry the one before it in its slot: on this page, else as the table has it.
     order = np.argsort(slots, kind="stable")
@@ -149,9 +148,10 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
 
 def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
            log_min: int) -> Iterator[tuple[Array, Any]]:
-    """Yield (numbers, entries) of the leading entries that point before ``log_min``, up to the
-    first invalid one. Overwritten entries are left out: those with hash 0 (which a key has with a
-    chance of 1 in 4 billion), and those that point before the previous entry.
+    """Yield (numbers, entries) of the leading entries with physical offsets before ``log_min``, up
+    to the first invalid entry. Overwritten entries are skipped: entries with the hash 0 (a key has
+    it with a chance of 1 in 4 billion), and entries with a lower physical offset than the previous
+    entry.
     """
     number, before = 1, -1
     with FileSource(file.path) as source:
@@ -179,12 +179,14 @@ def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
 
 
 def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
-    """Return the name of each rebuilt file in the store (both oldest first), ascending, later than
+    """Return the name that each rebuilt file gets in the store; names ascend and are later than
     ``after``.
 
-    A file that begins with the same message keeps its name; others get the next name of a present
-    file, or their own, if it is between those of their neighbours. A file that needs no change
-    keeps its name in any order: a broker names files by its clock, which may be set back.
+    ``built``, ``existing``: the rebuilt files and the store's files, both oldest first. A rebuilt
+    file that begins with the same message as an existing file gets that file's name. Other files
+    get the next existing name, or a name from their own store time if it is between the names of
+    their neighbours. A file that needs no change keeps its name even if names do not ascend then: a
+    broker names files by its clock, which may be set back.
     """
     begins: dict[int, StoreFile] = {}
     for file in existing:
@@ -211,8 +213,9 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
 
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
                right_ones: bool) -> list[str | None]:
-    """Return the names of the files that begin with the ``same`` messages, as far as these names
-    ascend; with ``right_ones``, the names of files with the same content in any order.
+    """Return, for each rebuilt file, the name of the existing file that begins with the same
+    message (``same``) if the names ascend with it; else None. ``right_ones``: whether existing
+    files with the same content keep their names in any order.
     """
     sure: list[str | None] = []
     low = after
@@ -251,6 +254,6 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
 
 
 def _own(file: StoreFile) -> str:
-    """Return the name after the store time of the first entry, which depends on the log alone."""
+    """Return the name for the store time of a file's first entry, which depends only on the log."""
     header = header_of(file.path)
     return name_at(header.begin_timestamp) if header.index_count > 1 else file.name

@@ -1,7 +1,7 @@
-"""Values that consume queue and index entries keep for messages with damaged properties.
+"""Keep the values in consume queue and index entries of messages with damaged properties.
 
 No CRC covers properties. The entries were written when the message was intact. So if properties are
-damaged, or a repair has marked them so, a rebuild keeps the values of the entries: the tags code,
+damaged, or marked as damaged by a repair, a rebuild keeps the values of the entries: the tags code,
 the hashes of the keys, and the entries in further queues.
 """
 
@@ -32,7 +32,7 @@ from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Sizes, Store
 
 _NEAR = 1 << 14
-"""The maximum distance, in queue offsets, of messages that are searched for the same tags."""
+"""Maximum distance, in queue offsets, of messages that are searched for the same tags code."""
 _TRIED = 16
 
 
@@ -109,14 +109,16 @@ class StoreEntries:
         return None if unit is None else unit.tags_code
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """Return the key hashes that the index has of messages, in its order, by physical offset;
-        an overwritten hash is left out.
+        """Return, for each physical offset, the key hashes of its message in index order, without
+        overwritten ones.
         """
         return {place: tuple(key.key_hash for key in keys if key.key_hash)
                 for place, keys in keys_of_places(self.store, places).items()}
 
     def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
-        """Return (light queue, queue offset) of the entries that point to a message."""
+        """Return (light queue, queue offset) for each light queue entry that points to a
+        message.
+        """
         pointing = []
         for (name, _), queue in self.store.known_queues.items():
             if not name.startswith(LMQ_PREFIX) or not queue.exists:
@@ -142,7 +144,7 @@ class KeptEntries(Closing):
     root: str
     sizes: Sizes
     further: bool
-    """True if messages may have entries in light queues."""
+    """Whether messages may have entries in light queues."""
     _entries: StoreEntries | None = field(default=None, compare=False)
     _lock: Any = field(default_factory=Lock, compare=False)
 
@@ -157,7 +159,9 @@ class KeptEntries(Closing):
                    settings.multi_dispatch)
 
     def kept(self, batch: Batch, derived: Derived) -> Derived:
-        """Return the entries of a batch, with those of damaged messages as the store has them."""
+        """Return the derived entries of a batch; those of messages with damaged properties get the
+        values in the store's entries.
+        """
         odd = kept_damaged(batch) | damaged_properties(batch)
         if not odd.any():
             return derived

@@ -1,17 +1,17 @@
-"""Consume queues and index rebuilt from the log alone, in a scratch folder.
+"""Rebuild consume queues and index from the log alone, in a scratch folder.
 
-The engine's own dispatcher writes them, so they have the bytes that a broker would have written
-that dispatched this log from its first to its last message. `rmqctl.repair.rebuild.steps` compares
-them with the store.
+The engine's dispatcher writes the files, so they have the same bytes as if a broker had dispatched
+the log from its first to its last message. `rmqctl.repair.rebuild.steps` compares these files with
+the store's files.
 
-What no log contains stays as the store has it: entries of expired messages, filter bit maps (if the
-extension files exist), names of index files. Damage in the log is skipped; an entry whose queue
-offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md §4), and is
-counted in ``gaps``.
+What the log does not contain is taken from the store: entries of expired messages, filter bit maps
+(if the extension files exist), names of index files. Damage in the log is skipped; an entry whose
+queue offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md §4),
+and is counted in ``gaps``.
 
-A small file in the scratch folder notes the progress of a rebuild, so that it can be continued. The
-files are fsynced only when a run ends: after a crash of the machine none of them is trusted, after
-a kill all are.
+A small file in the scratch folder records the progress of a rebuild, so that the rebuild can be
+continued. All files are fsynced only when a run ends: after a crash of the machine they are not
+trusted, after a kill they are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
-"""Maximum part of a killed run, in seconds, that must be repeated."""
+"""Maximum time in seconds between two saved states, and so the part of a killed run to repeat."""
 NAME = "rebuild.json"
 _VERSION = 1
 _MAX_STATE_SIZE = 1 << 20
@@ -67,7 +67,9 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class KeptHashes:
-    """Hashes of ``tags`` and ``keys``, by the physical offset of the message."""
+    """Hashes of ``tags`` and ``keys`` that a rebuild keeps, by the physical offset of the
+    message.
+    """
 
     tags: Mapping[int, int] = field(default_factory=dict)
     keys: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -79,12 +81,12 @@ class Rebuilt:
 
     Offsets are physical, times are store times (ms). ``log_end``: the end of the log; ``last``: the
     start of its last intact message (-1 without any); ``newest``: the greatest store time.
-    ``logics_timestamp``: of the last message with an entry; ``index_timestamp``: of the newest full
-    index file; 0 without one. ``next_offsets``: the next queue offset of every queue with a message
-    in the log (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated``
-    count entries as `Dispatcher` does. ``damage``: what was skipped. ``void_from``: physical offset
-    from which the log belongs to another store than the entries. ``same``: queues of the ``store``
-    that need no rebuild and were not rebuilt.
+    ``logics_timestamp``: that of the last message with an entry; ``index_timestamp``: that of the
+    newest full index file; each is 0 if no such message or file exists. ``next_offsets``: the next
+    queue offset of every queue with a message in the log (of the selected queues). ``gaps``,
+    ``refused``, ``unplaceable`` and ``repeated`` count entries as `Dispatcher` does. ``damage``:
+    the skipped damage. ``void_from``: physical offset from which the log belongs to another store
+    than the entries. ``same``: queues of the ``store`` that need no rebuild and were not rebuilt.
     """
 
     root: str
@@ -137,7 +139,7 @@ class Rebuilt:
            **others: Any) -> Rebuilt:
         """Return the result with the figures of ``done``; ``others`` are the other fields.
 
-        ``log_end`` None: after the last intact message.
+        ``log_end`` None: the end of the last intact message.
         """
         return cls(
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
@@ -188,17 +190,17 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
 
     ``root``: the store that they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
-    rebuilt, and no index. Messages that do not end at or before ``log_end`` are left out.
-    ``progress`` is called with the bytes done. ``batch_topics`` have batch queues. ``kept``: the
-    hashes that entries of some messages keep, whatever the messages contain. ``opened``: the store
-    at ``root``; then messages of earlier queues are left out, and with ``twins`` plain queues that
-    are right already are not rebuilt, unless the scratch folder is kept.
+    rebuilt, and no index. Messages that end after ``log_end`` are skipped. ``progress`` is called
+    with the number of bytes done. ``batch_topics``: topics with batch queues. ``kept``: the hashes
+    that entries of some messages keep, whatever the messages contain. ``opened``: the store at
+    ``root``, if it is open; then messages of an earlier queue with the same name are skipped and,
+    with ``twins``, plain queues that are already right are not rebuilt, unless the scratch folder
+    is kept.
 
-    After an interruption by any exception, the same call with the same scratch folder (one that is
-    kept) continues there, with the same result; a scratch folder of another log, or of other
-    options, is emptied first.
-    Raises: RefusedError if files of the store have other sizes than ``settings``; UsageError,
-    StoreIOError.
+    After an interruption by any exception, the same call with the same scratch folder (which must
+    be kept) continues the rebuild, with the same result. If the scratch folder is from another log
+    or from other options, it is emptied first. Raises: RefusedError if files of the store have
+    other sizes than ``settings``; UsageError, StoreIOError.
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
@@ -207,7 +209,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
 
 
 def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
-    """Return the part of ``only`` that can be rebuilt. Raises: RefusedError if there is none."""
+    """Return the structures in ``only`` that can be rebuilt. Raises: RefusedError if none can."""
     wanted = frozenset(only) & BOTH
     if topic is not None or not settings.message_index:
         wanted -= {INDEX}
@@ -218,13 +220,13 @@ def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -
 
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
-    """Return the total of the bytes with which ``progress`` is called."""
+    """Return the total number of bytes that ``progress`` receives."""
     return sum(max(0, min(part.end, log_end if log_end is not None else part.end) - part.base)
                for part in parts)
 
 
 class _Job:
-    """One rebuild: its position, and what it writes with."""
+    """One rebuild of consume queues and index."""
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
@@ -308,7 +310,9 @@ class _Job:
                               self._begun))
 
     def _begun(self, key: QueueKey, place: int) -> int:
-        """Return the start of a queue of the store, if that is after ``place``, else 0."""
+        """Return the physical offset at which a queue of the store starts if its first entry points
+        beyond ``place``; else 0.
+        """
         queue = None if self._store is None else self._store.known_queues.get(key)
         if self._store is None or queue is None:
             return 0
@@ -319,9 +323,10 @@ class _Job:
 
     @property
     def _twin_store(self) -> Store | None:
-        """Return the store whose valid queues need no rebuild; None if all are rebuilt.
+        """Return the store whose valid queues need no rebuild; None if all queues must be rebuilt.
 
-        A run that is continued later needs all of them, and in a store in use files grow.
+        All must be rebuilt if the run may be continued later, because it then needs all files, and
+        for a store in use, because its files grow.
         """
         store, settings = self._store, self._settings
         if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (
@@ -330,8 +335,8 @@ class _Job:
         return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
-        """Return a function that keeps each entry in its queue, if the store has light queues of
-        both kinds; None if the settings decide.
+        """Return a function that returns the queue ids of light queue entries, if the store has
+        both kinds of light queues (see `LightQueues`); None if the settings determine these ids.
         """
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):
@@ -398,7 +403,7 @@ def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
 
 
 def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
-    """Return whether a queue is among those of ``topic`` (and ``queue``), None meaning all."""
+    """Return whether a queue has the given topic and queue id; None means any."""
     return (topic is None or key[0] == topic) and (queue is None or key[1] == queue)
 
 
@@ -472,8 +477,8 @@ class StateFile:
 
 def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
              seeds: Iterable[StoreFile]) -> str:
-    """Return a digest of the log, of the structures to rebuild, and of the files that are appended
-    to.
+    """Return a digest of the log, the structures to rebuild, and the files to which the rebuild
+    appends.
     """
     digest = hashlib.sha256(repr((settings, wanted)).encode("utf-8", "surrogateescape"))
     for part in parts:

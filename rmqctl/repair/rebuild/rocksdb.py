@@ -1,8 +1,8 @@
-"""Consume queues in RocksDB rebuilt from the log, in a scratch folder (spec: rocksdb.md §2-§4).
+"""Rebuild consume queues in RocksDB from the log, in a scratch folder (spec: rocksdb.md §2-§4).
 
-Entries go to the queue offsets of their messages, as a broker puts them. So the only thing needed
-from the present database is the position of queues whose messages have all expired. The tables have
-the format version of brokers; RocksDB's own further files are left out.
+Each entry is stored at its message's queue offset, as by a broker. So only the positions of queues
+whose messages have all expired are needed from the present database. The tables have the format
+version that brokers use; other files that RocksDB creates are not part of the result.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ _OFFSET = struct.Struct(">q")
 
 @dataclass(slots=True)
 class BuiltDatabase:
-    """The database: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
-    has one; ``rows``: the number of entries. ``refused``: messages with a queue offset that is
-    impossible.
+    """A rebuilt database: ``files`` in ``folder``. ``ends``: the next queue offset of each queue;
+    ``rows``: number of entries; ``refused``: number of messages with an impossible queue offset.
     """
 
     folder: str
@@ -79,10 +78,10 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
     the store at ``root``.
 
     ``present``: the queues of the store; a queue without any message in the log keeps its position.
-    Messages that do not end at or before ``log_end`` are left out. ``wants``: only these queues are
-    rebuilt from the log; all others are copied from ``others``. ``log``: of the store, to recognise
-    messages of an earlier queue.
-    Raises: FormatError if ``others`` cannot be read; StoreIOError, MissingExtraError.
+    Messages that end after ``log_end`` are skipped. ``wants``: function that selects the queues to
+    rebuild from the log; all others are copied from ``others``. ``log``: the store's log, by which
+    messages of an earlier queue with the same name are recognised. Raises: FormatError if
+    ``others`` cannot be read; StoreIOError, MissingExtraError.
     """
     @cache
     def begun(key: QueueKey) -> int:
@@ -117,10 +116,11 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
 
 def expired_position(queue: ConsumeQueue, log_min: int,
                      log_end: int | None = None) -> PositionRecord | None:
-    """Return the last entry of a queue whose messages have all expired; None for any other.
+    """Return the position of the last entry of a queue whose messages have all expired; None for
+    other queues.
 
-    ``log_end``: entries that point there or later are removed; a queue whose other messages have
-    expired continues at the first of these.
+    ``log_end``: entries that point to this physical offset or beyond are removed. If all other
+    messages of the queue have expired, the queue continues at the first removed entry.
     """
     last = queue.last if isinstance(queue, RocksQueue) else None
     if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:
@@ -135,8 +135,9 @@ def expired_position(queue: ConsumeQueue, log_min: int,
 
 
 class DatabaseWriter:
-    """A database being written. Messages of a queue before the offset that ``begun`` returns belong
-    to an earlier queue.
+    """Writer of a database. ``wants``: function that selects queues; ``begun``: function that
+    returns the physical offset before which a queue's messages belong to an earlier queue with the
+    same name.
     """
 
     def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None,
@@ -227,8 +228,9 @@ class DatabaseWriter:
             self.last[key] = last
 
     def carry_over(self, others: RocksQueues) -> None:
-        """Copy the entries and positions of all queues that are not rebuilt from the log; the
-        checkpoint too, as they may be older. Raises: FormatError.
+        """Copy the entries and positions of all queues that are not rebuilt from the log, and the
+        checkpoint, because the copied entries may be older than the rebuilt entries. Raises:
+        FormatError.
         """
         from rocksdict import WriteBatch
 
@@ -288,8 +290,8 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 def is_right(present: RocksQueues | None, database: BuiltDatabase, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
     """Return whether the database of a store has all entries rebuilt from its log, and no others
-    except entries of expired messages. False if part of the database is unreadable.
-    ``wants``: which queues are compared.
+    except entries of expired messages. False if part of the database is unreadable. ``wants``:
+    function that selects the queues to compare.
     """
     if present is None or present.damage or present.odd_count:
         return False

@@ -1,7 +1,8 @@
-"""The copy in RocksDB of consume queues that a broker writes twice (spec: rocksdb.md §5).
+"""Repair the copy of consume queues in RocksDB, for a broker that writes both (spec: rocksdb.md
+§5).
 
-The broker reads the files. The copy has no write-ahead log and begins when it was switched on, so
-missing entries are not damage; wrong entries, and a copy that cannot be read, are replaced.
+Such a broker reads the files. The copy has no write-ahead log and begins when it was switched on,
+so missing entries are not damage. The copy is replaced if it has wrong entries or cannot be read.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from rmqctl.store.store import Store
 def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scratch: Scratch, *,
                log_end: int | None, jobs: int,
                progress: Callable[[int], None] | None = None) -> Planned:
-    """Return (steps, actions) that replace a wrong copy by one rebuilt from the log ``parts``;
-    nothing for a copy that matches the log. Raises: StoreIOError, MissingExtraError.
+    """Return (steps, actions) that replace a wrong copy with a copy rebuilt from the log ``parts``;
+    both are empty if the copy matches the log. Raises: StoreIOError, MissingExtraError.
     """
     why, present = "", None
     try:

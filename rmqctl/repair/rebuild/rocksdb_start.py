@@ -1,8 +1,8 @@
-"""Consume queues in RocksDB as a broker's start leaves them (spec: rocksdb.md §3, §4).
+"""Build the consume queues in RocksDB that a broker's start would leave (spec: rocksdb.md §3, §4).
 
-A start deletes no entry. It puts the entries of the messages that it dispatches again at their
-queue offsets, over the present ones, and notes the last entry of each queue and the end of the
-dispatched log. The noted values are predicted by `rmqctl.checks.preflight`, faults included.
+A start deletes no entry. It writes the entries of messages that it dispatches again over the
+present entries at their queue offsets, and records the last entry of each queue and the end of the
+dispatched log. `rmqctl.checks.preflight` predicts the recorded values, including a broker's errors.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SCRATCH = "rocksdb-start"
 
 def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
                 scratch: Scratch) -> list[Step]:
-    """Return the steps that replace the present database; none if it does not change.
-    Raises: RefusedError if a part of the present one cannot be read; StoreIOError,
+    """Return the steps that replace the present database; an empty list if the start would not
+    change it. Raises: RefusedError if a part of the present database cannot be read; StoreIOError,
     MissingExtraError.
     """
     present = store.rocksdb

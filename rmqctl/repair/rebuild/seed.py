@@ -1,11 +1,12 @@
-"""Parts that a rebuild copies from the store, because the log does not contain them.
+"""Copy the data that a rebuild needs from the store, because the log does not contain it.
 
-Entries of expired messages stay. In batch queues and the index, the rebuilt entries follow them. A
-plain queue is rebuilt from its first message in the log, with padding entries before it as a broker
-writes them, and gets the expired entries at the end.
+Entries of expired messages are kept. In batch queues and the index, rebuilt entries are appended to
+these. A plain queue is rebuilt from its first message in the log, with padding entries before it as
+a broker writes them; after the rebuild, the entries of expired messages are copied over the
+padding.
 
-Filter bit maps come from the present extension units. If the start of the log has expired, the
-addresses of units continue those of the queue (spec: consumequeue.md §8).
+Filter bit maps are copied from the present extension units. If the start of the log has expired,
+the addresses of rebuilt units continue those of the present units (spec: consumequeue.md §8).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rmqctl.store.store import Sizes, Store
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
 _FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
 _AHEAD = 64
-"""The largest number of units skipped to find that of a message."""
+"""Maximum number of units that are skipped to find the unit of a message."""
 _MISSES = 64
 """Number of consecutive messages without a unit after which the search for units ends."""
 _PAGE = 1 << 16
@@ -54,8 +55,8 @@ def derived_in(root: str, file_size: int | None = None) -> Store:
 
 
 def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
-    """Yield (file, bytes) for each batch queue: its last file with entries of expired messages, and
-    the bytes that they take. Raises: StoreIOError.
+    """Yield (file, size in bytes) for each batch queue with entries of expired messages: the last
+    file with such entries, and the size of these entries. Raises: StoreIOError.
     """
     if not log_min:
         return
@@ -92,10 +93,12 @@ def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
 
 
 def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
-    """Remove the entries of messages that do not end before ``done`` from the scratch folder.
+    """Remove the entries of messages that end after physical offset ``done`` from the scratch
+    folder.
 
-    The last entries may be written in part, and so may the padding before a queue's first entry,
-    which would misplace that entry. They are rebuilt again. Raises: StoreIOError.
+    The last entries may be incomplete. In a queue with only padding, the padding may be incomplete,
+    too, and would misplace the first entry, so it is removed. Removed entries are rebuilt. Raises:
+    StoreIOError.
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
@@ -116,7 +119,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
 
 
 def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
-    """Return the entries of a file and the number of leading ones that are valid."""
+    """Return (the entries of a file, the number of leading entries that are valid)."""
     with FileSource(file.path) as source:
         rows = consume_queue.UNIT.array(source.read(0, file.size))
     end = rows["physical_offset"] + rows["size"]
@@ -126,7 +129,9 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
-    """Truncate the files after their leading units, from the first file on that is not full."""
+    """Keep only the leading units (``counts``) of a queue's files: truncate the first file that is
+    not full after these units, and move later files aside.
+    """
     more = True
     for file, count in zip(files, counts, strict=True):
         if not more or not count:
@@ -146,10 +151,10 @@ def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
 
 
 def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None:
-    """Copy the store's entries of expired messages over the padding entries of the rebuilt queues.
+    """Copy the store's entries of expired messages over the padding entries of the rebuilt queues,
+    and the store's bytes before the first rebuilt extension unit.
 
-    Likewise the bytes before the first extension unit. Repeating it changes nothing. Raises:
-    StoreIOError.
+    Repeating this changes nothing. Raises: StoreIOError.
     """
     if not log_min:
         return
@@ -162,7 +167,9 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
 
 
 def _first_alive(queue: ConsumeQueue, log_min: int) -> int:
-    """Return the queue offset of the first rebuilt entry; padding or expired ones are before."""
+    """Return the queue offset of the first entry that points into the log, after padding and
+    entries of expired messages.
+    """
     for first, rows in queue.pages(queue.first_index, queue.written):
         alive = np.flatnonzero((rows["physical_offset"] >= log_min) & (rows != _FILLER))
         if len(alive):
@@ -222,7 +229,8 @@ class _Queue:
 
 
 class OldUnits:
-    """Returns the unit of each message of a queue; calls must be in queue order (a `Recall`).
+    """Finder of the present extension unit of each message (a `Recall`); calls must be in queue
+    order.
 
     A message's unit is recognised by its tags code and store time, and by the entry that points to
     it.
@@ -235,7 +243,7 @@ class OldUnits:
 
     def __call__(self, key: QueueKey, physical: int, tags_code: int,
                  store_timestamp: int) -> tuple[int | None, bytes | None]:
-        """Return (address, bit map or None) of the unit; None and None if unknown."""
+        """Return (address, bit map or None) of a message's unit; (None, None) if unknown."""
         if key not in self._queues:
             self._queues[key] = self._open(key, physical)
         queue = self._queues[key]
@@ -264,7 +272,9 @@ class OldUnits:
         return _Queue(files, place, found_any=True)
 
     def _by_row(self, key: QueueKey, physical: int) -> int | None:
-        """Return the byte offset that the queue's entry of a message points to."""
+        """Return the byte offset of the unit to which a message's consume queue entry points; None
+        if unknown.
+        """
         queue = self._store.queue(*key)
         if queue is None:
             return None
@@ -281,8 +291,8 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """Return (byte offset, unit) of the next matching unit; the first unit may be anywhere in
-        the queue.
+        """Return (byte offset, unit) of the next matching unit; (0, None) without one. The first
+        unit may be anywhere in the queue.
         """
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:

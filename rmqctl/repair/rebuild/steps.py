@@ -1,6 +1,6 @@
-"""Steps that replace the derived files of a store by the rebuilt ones.
+"""Plan the steps that replace the derived files of a store with the rebuilt files.
 
-There is one action for each queue and each index file. Files without a difference stay untouched.
+Each changed queue and index file gets one action. Files that do not differ are not changed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ Kind = Literal["file", "folder", "other"]
 
 
 def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda: False) -> Planned:
-    """Return (steps, actions) for the store that a rebuild was made for.
+    """Return (steps, actions) that replace files of a store with the files of its rebuild.
 
-    Nothing if all is equal, or if only the index differs and ``index_is_right``, which is called
-    only then. The scratch folder must stay until the steps are carried out. Raises: StoreIOError.
+    Both are empty if no file differs. ``index_is_right``: function that is called if index files
+    differ; if it returns true, these are not replaced. The scratch folder must stay until the steps
+    are carried out. Raises: StoreIOError.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -70,10 +71,11 @@ def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda:
 
 
 def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
-    """Return ``topic-queueId`` -> next queue offset, as a broker has it after the steps.
+    """Return the next queue offset of each queue, by ``topic-queueId``, as a broker has it after
+    the steps.
 
-    A queue without any message in the log counts by its entries. Queues that never had a message
-    are left out.
+    For a queue without any message in the log, its entries determine the offset. Queues that never
+    had a message are skipped.
     """
     ends = _ends(rebuilt)
     return {f"{topic}-{queue}": end for (topic, queue), end in sorted(ends.items()) if end}
@@ -124,7 +126,7 @@ class _Rows:
 
 
 class _Queue:
-    """The steps for one queue; plain and batch queues override what differs."""
+    """Planner of the steps for one queue, with subclasses for plain and batch queues."""
 
     folder = ""
     dtype: Any = None
@@ -134,7 +136,9 @@ class _Queue:
         self.target = os.path.join(self.folder, key[0], str(key[1]))
 
     def older(self, files: list[StoreFile]) -> set[str]:
-        """Return the store's files before the first rebuilt one, with expired messages only."""
+        """Return the store's files of the queue that are before the first rebuilt file and contain
+        only entries of expired messages.
+        """
         folder = os.path.join(self.rebuilt.root, self.target)
         first = files[0].base
         older = set()
@@ -144,7 +148,9 @@ class _Queue:
         return older
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Return whether a file has expired by its last entry, as for a broker's cleaner."""
+        """Return whether the last entry of a file points to an expired message; a broker then
+        deletes the file.
+        """
         with FileSource(file.path) as source:
             size = self.dtype.itemsize
             raw = source.read(max(0, file.size - file.size % size - size), size)
@@ -158,8 +164,8 @@ class _Queue:
                        self.older(files).__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
-        """Return the steps that end the queue at byte ``end`` with zeros; later files are moved
-        aside, the last one first.
+        """Return the steps that end the queue at byte ``end``: later bytes of that file are zeroed,
+        later files are moved aside, the last file first.
         """
         steps: list[Step] = []
         for file in reversed(files):
@@ -244,7 +250,9 @@ class _Batch(_Queue):
 
 
 def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
-    """Return the first entry that points beyond the end of the log; None without any."""
+    """Return the queue offset of the first entry that points beyond the end of the log; None
+    without one.
+    """
     for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
         if len(behind):
@@ -253,8 +261,8 @@ def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
-    """Return whether, in a queue without any message in the log, a damaged entry after the last
-    valid one points into the log, and none points to an expired message.
+    """Return whether a damaged entry after the last valid entry points into the log, and no such
+    entry points to an expired message. Called for queues without any message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):
@@ -323,7 +331,9 @@ def _index(rebuilt: Rebuilt) -> Planned:
 
 
 def _entries(file: StoreFile) -> int | None:
-    """Return the number of entries by the header; None if that cannot be read."""
+    """Return the number of entries according to a file's header; None if the header cannot be
+    read.
+    """
     try:
         return max(header_of(file.path).index_count, 1) - 1
     except StoreIOError:
@@ -334,10 +344,11 @@ def _entries(file: StoreFile) -> int | None:
 
 
 def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) -> list[Step]:
-    """Return the steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
+    """Return the steps that make ``folder`` of the store equal to the same folder of the scratch
+    folder (path relative to both roots, for example ``consumequeue/TopicTest/0``).
 
-    ``leave``: files of the store that stay though the scratch folder lacks them. Times of unchanged
-    files stay. Raises: StoreIOError.
+    ``leave``: function that returns whether a file of the store is kept although the scratch folder
+    lacks it. Unchanged files keep their times. Raises: StoreIOError.
     """
     present, built = _tree(root, folder), _tree(scratch, folder)
     steps: list[Step] = [MoveAside(path) for path in _in_the_way(root, folder)] if built else []
@@ -365,8 +376,8 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
 
 
 def _in_the_way(root: str, folder: str) -> Iterator[str]:
-    """Yield the paths above ``folder`` that are not folders. A link may point to a disk that is not
-    mounted: it stays, and no plan continues below it.
+    """Yield the path above ``folder`` that is not a folder, if one exists. A link is kept, because
+    it may point to a disk that is not mounted; such a plan is refused later.
     """
     above, parts = "", folder.split(os.sep)
     for part in parts[:-1]:

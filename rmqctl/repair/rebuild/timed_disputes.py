@@ -1,8 +1,8 @@
-"""Timed messages whose REAL_TOPIC does not match the hash in their unit of the timer log.
+"""Find timed messages whose REAL_TOPIC does not match the hash in their unit of the timer log.
 
 No CRC covers properties, and a broker delivers a timed message to its REAL_TOPIC. The unit was
 written when the message was intact, so a rebuild of the timer log from a damaged REAL_TOPIC would
-destroy the only proof of its value. If place and size of the unit match the message:
+destroy the only proof of its value. If physical offset and size in the unit match the message:
 
 * If the REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the
   hash in the unit, the message is corrected.
@@ -33,9 +33,11 @@ _REASON = "its unit in the timer log has the hash of this topic"
 
 @dataclass(slots=True)
 class TimedDisputes:
-    """Results of the comparison. ``corrected``: bytes that make messages match their units;
-    ``topics``: the topics of these messages then, by physical offset; ``open``: offsets of messages
-    that stay in dispute.
+    """Disputes between timed messages and their units.
+
+    ``corrected``: corrected bytes, with which messages match their units; ``topics``: corrected
+    topics of these messages, by physical offset; ``open``: physical offsets of messages in
+    undecided disputes.
     """
 
     corrected: list[ChangedByte] = field(default_factory=list)
@@ -44,13 +46,15 @@ class TimedDisputes:
 
     @property
     def places(self) -> set[int]:
-        """Return the messages whose units are right, or may be."""
+        """Return the physical offsets of messages whose units are right, or may be right."""
         return {*self.topics, *self.open}
 
 
 def timed_disputes(store: Store, parts: Sequence[LogPart],
                    findings: Iterable[Finding]) -> TimedDisputes:
-    """Judge the findings of ``verify`` about hashes of units. ``parts``: the log as it will be."""
+    """Decide the disputes in the findings of ``verify`` about topic hashes of units. ``parts``: the
+    files of the repaired log.
+    """
     settled = TimedDisputes()
     topics: set[str] | None = None
     records = IntactRecords(store, parts)
@@ -95,7 +99,9 @@ def _judge(settled: TimedDisputes, record: Record, wanted: int, topics: set[str]
 
 
 def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
-    """Yield the one byte that turns another property's name into REAL_TOPIC, if that fits."""
+    """Yield the changes of one byte that turn another property's name into REAL_TOPIC and after
+    which ``fits`` returns true.
+    """
     raw, name = record.properties, props.REAL_TOPIC.encode()
     start = record.physical_offset + record.total_size - len(raw)
     at = 0

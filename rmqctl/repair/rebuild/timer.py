@@ -1,4 +1,4 @@
-"""The timer of 5.x beside a repaired log: no unit without a message, every unit in a slot.
+"""Repair the 5.x timer for a repaired log: every unit has a message and is in a slot.
 
 Units that point beyond the end of the log are removed, as `truncate` does. A wheel that is missing,
 has the wrong size or leaves pending messages unreachable is rebuilt from the timer log, which has
@@ -42,11 +42,11 @@ def timer_troubles(store: Store, log_end: int) -> list[Finding]:
 
 def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list[Finding],
                 settled: TimedDisputes | None = None) -> Changes:
-    """Return the repair of the timer's files for a log that ends at ``log_end``.
+    """Return the changes that repair the timer's files for a log that ends at ``log_end``.
 
     ``next_row``: the next queue offset of the timer topic, None without a queue. ``findings``:
     those of `timer_troubles`; ``settled``: messages that are corrected, or in dispute, so that
-    their units stay. Raises: StoreIOError.
+    their units are kept. Raises: StoreIOError.
     """
     files = TimerFiles.of(store)
     if not files.in_use:
@@ -95,7 +95,9 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
 
 def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
              topics: Mapping[int, str]) -> Changes:
-    """Return a new timer log and wheel with the pending messages; the old files are moved aside."""
+    """Return the changes that create a new timer log and wheel with the pending messages, and move
+    the old files aside.
+    """
     changes = Changes()
     # The pending messages, from the queue of timed messages.
     last_read = files.checked.last_read_time_ms
@@ -133,7 +135,9 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
 
 
 def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) -> None:
-    """Write a complete timercheck; the wheel counts as read up to the time of the last delivery."""
+    """Add the step that writes a complete timercheck, by which the timer continues after the last
+    delivery.
+    """
     page = timer_check.build(progress)
     exists = os.path.isfile(store.path("config", TIMERCHECK))
     changes.steps.append(Replace(_PROGRESS, page) if exists else Create(_PROGRESS, page))
