@@ -1,1 +1,3 @@
-"""Backups: copy a store that may be in use, add to the copy with each run, and restore it."""
+"""Backups: copy a store, even while a broker uses it; add new data with each run; restore the
+store.
+"""

@@ -1,4 +1,4 @@
-"""One run of a backup to a folder: copy what is new in a store, then write a restore point."""
+"""One run of a backup to a folder: copy the new data of a store, then write a restore point."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Sizes, Store
 
 _COMPARED = 64 << 10
-"""Bytes at the end of the copied log that are compared with the store's log."""
+"""Maximum number of bytes at the end of the copied log that are compared with the store's log."""
 _DAY = 86_400_000
 _SUMMING = min(4, max(1, (os.cpu_count() or 1) - 1))
-"""Number of threads that compute SHA-256 sums of copied data: summing is slower than copying."""
+"""Number of threads that compute SHA-256 sums of copied data: hashing is slower than copying."""
 OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before {place} differ. "
              "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
              "DEST`); if it is another log, choose a new place for its backup")
@@ -54,7 +54,7 @@ _SMALL = ("config", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class BackupSource:
-    """The store that is copied."""
+    """The store that is backed up."""
 
     root: str
     commitlog_dirs: Sequence[str] = ()
@@ -67,14 +67,14 @@ class BackupSource:
 def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
-    """Copy what is new in a store into the folder `backup`, and write a restore point. Return (the
-    point, number of points removed, bytes removed).
+    """Copy the new data of a store into the folder `backup`, and write a restore point. Return (the
+    new point, (number of points removed, number of bytes removed)).
 
-    `clock`: epoch ms. `keep`: age in ms after which a point is removed. Raises: RefusedError if the
-    folder is another store's backup, StoreHeldError if another run writes to it, NotAStoreError,
-    UnsupportedError, StoreIOError.
+    `clock`: returns the time in epoch ms. `keep`: age in ms after which a point is removed. Raises:
+    RefusedError if the folder is another store's backup, StoreHeldError if another run writes to
+    it, NotAStoreError, UnsupportedError, StoreIOError.
     """
-    # A folder that is no backup of this store stays as it is.
+    # Nothing is written to a folder that is not a backup of this store.
     with source.open() as store:
         refuse_inside(store.root, backup, "a backup needs its own folder")
         store.layout.require(store.root, "commitlog")
@@ -85,8 +85,8 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         if not before and os.path.isdir(backup) and os.listdir(backup) and not begun:
             raise RefusedError(f"{backup}: not empty and not a backup: choose a new folder")
         if not before and begun and begun.store != root:
-            raise RefusedError(f"{backup}: contains an unfinished first backup of {begun.store} "
-                               "copied: remove this folder, or name a new one")
+            raise RefusedError(f"{backup}: contains an unfinished first backup of {begun.store}: "
+                               "remove this folder, or choose a new one")
         if not before:
             points.begin(backup, root)
         with StoreLock(backup, of_backup=True):
@@ -101,7 +101,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
             points.end(backup)
             if keep is None:
                 return point, (0, 0)
-            with points.unused(backup) as is_unused:  # else a later run removes what is too old
+            with points.unused(backup) as is_unused:  # otherwise a later run removes the old points
                 return point, take_away(backup, [*before, point], now - keep) if is_unused else (
                     0, 0)
 
@@ -109,14 +109,14 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
 def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
            before: Sequence[Point], now: int, version: str, pace: Pace, bad: Sequence[str], *,
            unfinished: bool) -> Point:
-    # What a run that did not end left, and what a repair changed, is compared.
+    # After an unfinished run or a repair, data that is already copied is compared with the store.
     last = before[-1] if before else None
     repairs = tuple(sorted(_names(store.path(".rmqctl", "repairs"))))
     repaired = last is not None and repairs != last.repairs
     copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
         _remove_logs(view, copies, copied_end)
-    # The log first, then what leads into it, then the configuration with the offsets.
+    # The log first, then queues and index, then the configuration with the consumer offsets.
     again, is_same = mend_log(view, copies, copied_end, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
@@ -125,7 +125,7 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
         view, copies, copied_end, end, view.log.min_offset if again or last is None else copied_end,
         None if last else lambda reached: points.note_reached(backup, Begun(
             os.path.abspath(store.root), reached)))
-    if last is None:  # what a run before this one had copied
+    if last is None:  # an unfinished first run may have copied parts of the log
         parts = [*_summed_before(view, copies, copied_end), *parts]
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
@@ -134,20 +134,22 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
     damaged += lost
     notes += [*bad, *gaps]
     own = not is_same or (last is not None and last.own)
-    if own:  # the index of the store is that of another log
+    if own:  # the store's index does not match the backup's log
         notes.append("a repair changed messages that the backup still has in their original "
-                     "form; the backup keeps its own (`rmqctl recover STORE --from DEST` "
-                     "restores them), and `rmqctl restore` builds the index from its log")
+                     "form; the backup keeps the originals (`rmqctl recover STORE --from DEST` "
+                     "restores them), and `rmqctl restore` rebuilds the index from the backup's "
+                     "log")
     else:
         damaged += copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
     damaged += copies.unread
     copies.sync()
     missing = lacking(view, copied_end if before else view.log.min_offset, end, notes)
-    # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
+    # A running broker may commit offsets beyond the copied log: lower them. In the store of a
+    # stopped broker, offsets beyond the end of a queue are evidence of lost messages: keep them.
     lowered = finish(backup, end, view.generation, is_plain=not view.nodes) if (
         view.snapshot is not None) else 0
-    # The point with its small files; it is there from now on.
+    # Write the point with its small files; it exists as soon as its folder is renamed.
     staged = points.staged(backup)
     small = _keep_small(backup, staged, last)
     point = Point(id_of(now), now, os.path.abspath(store.root), version,
@@ -158,14 +160,14 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
                   max(min(find_end(view).offset, end), copied_end), missing, repairs,
                   others or repaired, again, own, tuple(appended_files(backup)),
                   topics_without_configuration(view))
-    if last is not None and last.id >= point.id:  # a clock that was set back
+    if last is not None and last.id >= point.id:  # the clock was set back
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)
     return point
 
 
 def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
-    """Copy log files that have disappeared from the backup again. Return notes. Raises:
+    """Copy log files again that have disappeared from the backup. Return notes. Raises:
     StoreIOError.
     """
     notes = []
@@ -181,8 +183,8 @@ def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
 
 
 def refuse_unreadable(store: Store) -> None:
-    """Raise StoreIOError if a folder of the store cannot be listed, RefusedError if the log is
-    empty but consume queues or an index exist.
+    """Check that the store can be backed up. Raises: StoreIOError if a folder of the store cannot
+    be listed, RefusedError if the log is empty but consume queues or an index exist.
     """
     def fail(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
@@ -197,7 +199,9 @@ def refuse_unreadable(store: Store) -> None:
 
 
 def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
-    """Return the number of bytes between ``copied_end`` and ``end`` that the store's log lacks."""
+    """Return the number of bytes between ``copied_end`` and ``end`` that are missing from the
+    store's log, and add a note on each missing range to ``notes``.
+    """
     if (missing := max(view.log.min_offset - copied_end, 0)) > 0:
         notes.append(f"the log from {copied_end:,} to {view.log.min_offset:,} was deleted before "
                      "it was copied")
@@ -209,7 +213,7 @@ def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
 
 
 def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Part]:
-    """Yield the parts of the log before ``copied_end``, with their SHA-256 sums."""
+    """Yield the parts of the copied log before ``copied_end``, with their SHA-256 sums."""
     for file in view.log.files:
         end = min(copied_end - file.base, file.size)
         for first in range(0, max(end, 0), PART):
@@ -219,11 +223,11 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
                 note: Callable[[int], None] | None) -> tuple[list[Part], list[DamagedRange], int,
                                                              int]:
-    """Copy the log from ``copied_end`` to ``end``. Return (the copied parts with their sums,
-    damaged byte ranges, number of intact messages, newest store time); the last three cover
-    ``[start, end)``.
+    """Copy the log from ``copied_end`` to ``end``. Return (the copied parts with their SHA-256
+    sums, damaged byte ranges, number of intact messages, newest store time); the last three are
+    about the range ``[start, end)``.
 
-    Copied parts are summed, fsynced and checked while the next part is copied. ``note`` is called
+    While the next part is copied, earlier parts are hashed, fsynced and checked. ``note`` is called
     with each physical offset up to which the copy has been fsynced.
     """
     def force(name: str, reached: int) -> None:
@@ -258,8 +262,8 @@ def _names(folder: str) -> list[str]:
 
 
 def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
-    """Return the physical offset up to which an unfinished first run has copied the log; the start
-    of the log if the copy does not match the store's log. Raises: StoreIOError.
+    """Return the physical offset up to which an unfinished first run has copied the log; if the
+    copy does not match the store's log, return the start of the log. Raises: StoreIOError.
     """
     copied_end, first = min(begun.reached, end), view.log.min_offset
     files = [file for file in view.log.files if file.base < copied_end]
@@ -275,8 +279,8 @@ def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
 
 
 def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
-    """Remove log files that an unfinished first run copied, except those that the store's log has
-    before ``copied_end``: the store may have deleted or replaced files since.
+    """Remove log files that an unfinished first run copied but that the store's log no longer has
+    before ``copied_end``: the store may have deleted or replaced files since then.
     """
     kept = {relative(view, file) for file in view.log.files if file.base < copied_end}
     for name in _names(copies.path(LOG)):
@@ -285,15 +289,15 @@ def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
 
 
 def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """Return the physical offset up to which the backup has the log: the end of the last complete
-    record, because an incomplete last record may have been rewritten. Raises: RefusedError if the
-    backup belongs to another store, or if the store's log was truncated.
+    """Return the physical offset after the last complete record in the backup's log. An incomplete
+    record after it is copied again, because the store may have rewritten it. Raises: RefusedError
+    if the backup belongs to another store, or if the store's log was truncated.
     """
     if not before:
         return view.log.min_offset
     copied_end = before[-1].whole_end
     if end < copied_end:
-        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at "
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, the log in {backup} at "
                            f"{copied_end:,}: the end of the log is damaged (`rmqctl doctor STORE "
                            "--backup DEST`) "
                            "or was truncated, or this is another store: choose a new folder for "
@@ -309,7 +313,7 @@ def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> 
             copied = theirs.read(at, length)
             same = ours.read(at, length) == copied
     except StoreIOError:
-        return copied_end  # what cannot be read was copied before
+        return copied_end  # the store's bytes cannot be read, but they are already copied
     if not same and not (_was_repaired(view, before[-1]) and goes_on(
             view, copied, file.base + at)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=backup,
@@ -318,9 +322,9 @@ def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> 
 
 
 def goes_on(view: Store, theirs: bytes, at: int) -> bool:
-    """Return whether the log contains, from `at` on, the copied bytes `theirs`. Differences that a
-    repair in place causes are ignored: damaged bytes, and messages replaced by fillers. A log that
-    was truncated and grew again contains other messages at these offsets.
+    """Return whether the log contains the copied bytes ``theirs`` at the physical offset ``at``.
+    Differences that a repair in place causes are ignored: damaged bytes, and messages replaced by
+    fillers. A log that was truncated and grew again contains other messages at these offsets.
     """
     batches = [*view.log.walk(at, at + len(theirs))]
     for batch in batches:
@@ -333,7 +337,7 @@ def goes_on(view: Store, theirs: bytes, at: int) -> bool:
             try:
                 mine, other = decode(raw), decode(copied)
             except FormatError:
-                continue  # it was damaged when it was copied
+                continue  # the record was already damaged when it was copied
             if other.crc_ok and (mine.body != other.body or (
                     mine.store_timestamp != other.store_timestamp
                     and mine.properties != other.properties)):
@@ -347,7 +351,8 @@ def _was_repaired(view: Store, last: Point) -> bool:
 
 def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
     """Store the configuration and the checkpoint with a new point; return their SHA-256 by path. A
-    file that is unchanged since the `last` point becomes a hard link to that point's file.
+    file that has not changed since the point ``last`` is stored as a hard link to that point's
+    file.
     """
     kept = {}
     for name in _small_files(backup):
@@ -359,7 +364,7 @@ def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
         kept[name] = hashlib.sha256(data).hexdigest()
         if last is not None and last.small.get(name) == kept[name]:
             before = os.path.join(points.folder_of(backup, last), name)
-            with suppress(OSError):  # a file system without links, or with too many of them
+            with suppress(OSError):  # hard links are not supported, or the file has too many
                 if Path(before).read_bytes() == data:
                     os.link(before, target)
                     continue

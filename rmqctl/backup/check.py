@@ -1,4 +1,4 @@
-"""Check a backup: compare every part of the log and every small file with its SHA-256."""
+"""Check a backup: compare each part of the log and each small file with its SHA-256."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rmqctl.scan.source import FileSource
 
 @dataclass(frozen=True, slots=True)
 class ChangedRange:
-    """A backup file that changed after a run wrote it; `start` and `end`: the affected byte
-    range.
+    """A file of the backup that changed after a run wrote it. ``start``, ``end``: the byte range in
+    which it changed.
     """
 
     point: str
@@ -33,8 +33,8 @@ class ChangedRange:
 
 def check(backup: str, points: list[Point],
           pace: Pace = lambda _bytes: None) -> Iterator[ChangedRange]:
-    """Yield a fault for each part of the log and each small file that does not match its
-    SHA-256.
+    """Yield a fault for each part of the log and each small file that does not match its SHA-256 or
+    cannot be read. ``known``: all points of the backup, oldest first.
     """
     newest = max((number for number, point in enumerate(points) if point.summed_again), default=0)
     for number, point in enumerate(points):
@@ -71,6 +71,6 @@ def check(backup: str, points: list[Point],
 
 
 def _is_expired(path: str, oldest: Point) -> bool:
-    """Return whether a log file was removed because no remaining restore point needs it."""
+    """Return whether a log file is missing because no remaining restore point needs it."""
     name = os.path.basename(path)
     return not os.path.exists(path) and name.isdigit() and int(name) < oldest.log_start

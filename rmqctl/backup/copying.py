@@ -1,4 +1,6 @@
-"""Copy a store up to a given end of its log into a folder that may contain a partial copy."""
+"""Copy a store, up to a given end of its log, into a folder that may already contain a partial
+copy.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,21 @@ from rmqctl.store.store import Store
 _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lock", "abort",
                   ".rmqctl"})
 _COMPARED = 4096
-"""Number of bytes at the end of a file's copy that are compared with the file."""
+"""Maximum number of bytes at the end of a file's copy that are compared with the file."""
 _APPENDED = ("compaction", "timerlog")
-"""Folders whose files are either appended to or replaced completely."""
+"""Folders in which a file only grows, or is replaced as a whole."""
 _TRIES = 5
-"""Number of attempts to copy a RocksDB database that changes during the copy."""
+"""Maximum number of attempts to copy a RocksDB database that changes during the copy."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
-"""Error numbers that mean that the device cannot read the bytes."""
+"""Values of ``errno`` for bytes that the device cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
 LOG = "commitlog"
 PART = 128 << 20
-"""Bytes of the log that are summed and fsynced together while the next bytes are copied."""
+"""Maximum number of bytes of the log that are hashed and fsynced as one part."""
 
 
 def relative(view: Store, file: StoreFile) -> str:
-    """Return the path of a log file in a copy, which merges the folders of a log into one."""
+    """Return the path of a log file in the copy; all folders of a log are merged into one."""
     if file.head:
         return os.path.relpath(file.path, view.root)
     return os.path.join(LOG, file.name)
@@ -49,14 +51,15 @@ def relative(view: Store, file: StoreFile) -> str:
 
 def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator[
         tuple[StoreFile, int, int]]:
-    """Copy the log from the physical offset ``copied_end`` to ``end``. Yield (file, start, end)
-    after each copied part of at most `PART` bytes. Raises: StoreIOError.
+    """Copy the log from the physical offset ``copied_end`` to ``end``. After each copied part of at
+    most `PART` bytes, yield (file, start, end), with positions in the file. Raises: StoreIOError.
     """
     for file in view.log.files:
         start, stop = max(copied_end - file.base, 0), min(end - file.base, file.size)
         name = relative(view, file)
         if start >= stop:
-            # Without it the blank that closes the file before would be the end of the log.
+            # Copy this empty file too: otherwise the padding record at the end of the previous
+            # file would be the end of the log.
             if file.base == end and not os.path.exists(copies.path(name)):
                 with file.open() as source:
                     copies.grow(source, name, 0, 0)
@@ -70,8 +73,8 @@ def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator
 
 
 def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
-    """Return a part of the log with the SHA-256 of the store's bytes, or of the copy's bytes if the
-    store's cannot be read. Raises: StoreIOError.
+    """Return a part of a log file with its SHA-256, computed from the store's file, or from the
+    copy if the store's file cannot be read. Raises: StoreIOError.
     """
     name = relative(view, file)
     try:
@@ -83,8 +86,8 @@ def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -
 
 
 def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
-    """Return the part of a log file before ``end``, with the SHA-256 of the copy's bytes. Raises:
-    StoreIOError.
+    """Return the part of a log file before ``end``, with its SHA-256 computed from the copy.
+    Raises: StoreIOError.
     """
     name = relative(view, file)
     with FileSource(copies.path(name)) as source:
@@ -100,7 +103,9 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """Progress of the log's copy, for which the thread that checks the log waits."""
+    """The physical offset up to which the log has been copied; the thread that checks the copied
+    log waits for it.
+    """
 
     def __init__(self) -> None:
         self._place, self._changed = 0, threading.Condition()
@@ -117,9 +122,8 @@ class Reached:
 
 def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
         list[DamagedRange], int, int]:
-    """Return (damaged byte ranges, number of intact messages, newest store time) of the log in
-    ``[start, end)``. With ``copied``, wait until each batch of records has been copied before
-    checking it.
+    """Check the log in ``[start, end)``. Return (damaged byte ranges, number of intact messages,
+    newest store time). With ``copied``, check each batch of records only after it has been copied.
     """
     holes: list[DamagedRange] = []
     count = newest = 0
@@ -138,7 +142,7 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
             newest = max(newest, int(batch.column("store_timestamp")[sound].max()))
         for at in (~sound).nonzero()[0].tolist():
             note(int(batch.offset[at]), int(batch.column("total_size")[at]))
-        for span in batch.spans:  # zeros after which the log goes on were messages
+        for span in batch.spans:  # zeros inside the log are lost messages
             if span.kind == DAMAGED or (
                     span.kind == ZERO and span.offset + span.length < end):
                 note(span.offset, span.length)
@@ -148,10 +152,10 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
 def mend_log(view: Store, copies: Copies, copied_end: int,
              damaged: Sequence[DamagedRange]) -> tuple[
         bool, bool]:
-    """Copy the ranges that were ``damaged`` when they were first copied, after the store was
-    repaired in place. Nothing else is overwritten: a message that the repair replaced by a filler
-    may be intact in the copy. Return (whether anything was copied, whether the copy equals the
-    store's log up to ``copied_end``). Raises: StoreIOError.
+    """Copy the ranges ``damaged`` again: they were damaged when they were first copied, and the
+    store was repaired in place since. Nothing else is overwritten, because a message that the
+    repair replaced by a filler may be intact in the copy. Return (whether anything was copied,
+    whether the copy equals the store's log up to ``copied_end``). Raises: StoreIOError.
     """
     before = copies.written
     files = {relative(view, file): file for file in view.log.files}
@@ -175,9 +179,9 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         bool, list[DamagedRange], list[str]]:
-    """Copy the new entries of all consume queues; with ``compare`` also earlier entries that
-    differ. Return (whether a queue was replaced by another queue since the last run, copied entries
-    that the store has lost, notes). Raises: StoreIOError.
+    """Copy the new entries of all consume queues; with ``compare`` also earlier entries that differ
+    from their copies. Return (whether any queue is not the queue that the last run copied, ranges
+    of copied entries that the store has lost, notes). Raises: StoreIOError.
     """
     notes: list[str] = []
     lost: list[DamagedRange] = []
@@ -203,8 +207,8 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 @contextmanager
 def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
                            lost: list[DamagedRange]) -> Iterator[None]:
-    """Keep the copies of files that the device can no longer read, and add the files to
-    ``lost``.
+    """If the device can no longer read one of the files, keep the copies of all of them, and add
+    all of them to ``lost``.
     """
     try:
         yield
@@ -219,13 +223,13 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[DamagedRange]) -> bool:
-    """Copy what is new in append-only files, oldest first: if a file has a non-empty copy, the
-    copies of all earlier files are complete, even after a run was killed. Copied entries at the end
-    of a file that are zeros in the store now are kept and added to `lost`.
+    """Copy the new data of append-only files, oldest file first. So if a file has a non-empty copy,
+    the copies of all earlier files are complete, even after a run was killed. Copied entries at the
+    end of a file that are zeros in the store now are kept and added to ``lost``.
 
-    Return whether the copy belongs to another queue, for example because the topic was created
-    again: then everything is compared, and copies of files that the store does not have are
-    removed.
+    Return whether the copy belongs to another queue, for example because the topic was deleted and
+    created again. In this case all entries are compared, and copies of files that the store does
+    not have are removed.
     """
     if not files:
         return False
@@ -241,7 +245,7 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
         if (used := copies.used(name)) and not compare:
             if not _agree(file, copies.path(name), used):
                 end = _lost_end(file, copies, name, used, unit)
-                if not end:  # a whole file of zeros: is the one before it the same queue's?
+                if not end:  # only zeros: does the previous file match its copy?
                     older = max((other for other in files if other.base < file.base), default=None,
                                 key=lambda other: other.base)
                     before = "" if older is None else copies.path(os.path.join(folder, older.name))
@@ -261,7 +265,7 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
         grown, compare = sorted(files, key=lambda file: file.base, reverse=True), True
     for file in reversed(grown):
         name = os.path.join(folder, file.name)
-        done = -(-copies.used(name) // unit) * unit  # an entry may end with zeros
+        done = -(-copies.used(name) // unit) * unit  # round up: an entry may end with zeros
         with file.open() as source:
             end = -(-used_end(source, 0, source.size if file.limit is None else
                               min(file.limit, source.size)) // unit) * unit
@@ -284,15 +288,17 @@ def _names(folder: str) -> list[str]:
 
 
 def _agree(file: StoreFile, copy: str, used: int) -> bool:
-    """Return whether the last used bytes of a queue file's copy equal the file's bytes there."""
+    """Return whether the last bytes of a queue file's copy before ``used`` equal the bytes of the
+    file at this position.
+    """
     start = max(0, used - _COMPARED)
     with file.open() as ours, FileSource(copy) as theirs:
         return ours.read(start, used - start) == theirs.read(start, used - start)
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """Return the end of the entries of a queue file that equals its copy except for zeros at the
-    end; None for any other file. The copy of a queue, like that of the log, is never shortened.
+    """Return the end of the entries of a queue file, if the file equals its copy except that the
+    last entries are zeros; None for any other file. Copies of a queue or a log are never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -301,8 +307,8 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRange]:
     """Copy the new entries of the index files, then the changed slots, then the headers; with
-    `compare` everything that differs. Remove copies of files that the store created again. Return
-    the files that could not be read at all. Raises: StoreIOError.
+    ``compare`` everything that differs. Remove the copies of files that the store has deleted and
+    created again. Return the files that could not be read. Raises: StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
@@ -313,7 +319,7 @@ def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRan
             begins.append(HEADER.decode(raw).begin_phy_offset)
         with kept_where_unreadable([file], view, copies, lost):
             _copy_index_file(view, copies, file, raw, compare=compare)
-    # A file that the store deleted is older than those that it has.
+    # A broker deletes the oldest index files; a newer file is missing only if it was replaced.
     names = {file.name for file in view.index_listing.files}
     for gone in set(_names(copies.path("index"))) - names if begins else ():
         raw = _header(copies.path(name := os.path.join("index", gone)))
@@ -330,7 +336,7 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
         return
     try:
         index = view.open_index(file)
-    except FormatError:  # nothing tells its shape
+    except FormatError:  # the numbers of slots and entries are unknown
         with file.open() as source:
             copies.grow(source, name, 0, source.size, compare=True)
         return
@@ -351,7 +357,7 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
 
 
 def _header(path: str) -> bytes:
-    """Return the header of an index file; empty bytes if the file has no complete header."""
+    """Return the header of an index file; empty bytes if the header is incomplete or unreadable."""
     try:
         with FileSource(path) as source:
             raw = source.read(0, HEADER.size)
@@ -361,10 +367,11 @@ def _header(path: str) -> bytes:
 
 
 def copy_database(root: str, folder: str, copies: Copies) -> bool:
-    """Copy a RocksDB database; return False if it kept changing. Raises: StoreIOError.
+    """Copy a RocksDB database; return False if it kept changing during the copy. Raises:
+    StoreIOError.
 
-    Tables never change and the manifest is only appended to: the copy is consistent if the manifest
-    did not change while the files were copied.
+    Table files never change, and the manifest is only appended to: so the copy is consistent if the
+    manifest did not change while the files were copied.
     """
     where, target = os.path.join(root, folder), copies.path(folder)
     for _ in range(_TRIES):
@@ -394,8 +401,8 @@ def _manifest(folder: str) -> tuple[str, int]:
 
 
 def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[str]:
-    """Copy all other changed files: configuration, timers, compaction logs. Skip the top folders
-    and files named in ``without``. Return notes.
+    """Copy all changed files that no other function copies: configuration, timers, compaction logs.
+    Skip the files and folders of the store's root that ``without`` names. Return notes.
     """
     notes = []
     _remove_gone(view.root, copies)
@@ -409,7 +416,7 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
         try:
             _copy_changed(view.root, os.path.join(folder, name), copies)
         except FileNotFoundError:
-            continue  # it is gone by now
+            continue  # the file was deleted in the meantime
         except OSError as error:
             if error.errno not in _UNREADABLE:
                 raise StoreIOError.from_oserror(error, os.path.join(view.root, folder, name),
@@ -422,13 +429,13 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
 
 
 def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield (folder, name) of every other file, relative to the root; (folder, None) for a RocksDB
-    database.
+    """Yield (folder, file name), relative to the root, of each file that no other function copies;
+    for a RocksDB database (folder, None). ``logs``, ``own``: folders and names that are skipped.
     """
     walked: set[str] = set()
     for path, folders, names in os.walk(root, followlinks=True):
         folder = os.path.relpath(path, root)
-        if (real := os.path.realpath(path)) in walked:  # a link that leads back
+        if (real := os.path.realpath(path)) in walked:  # a link to a parent folder
             folders.clear()
             continue
         walked.add(real)
@@ -449,7 +456,7 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove copies of configuration files that the store no longer has, not even as ``.bak``, and
+    """Remove the copies of configuration files that the store no longer has, even as ``.bak``, and
     of compaction log files that a compaction replaced.
     """
     there = set(_names(os.path.join(root, "config")))
@@ -465,9 +472,9 @@ def _remove_gone(root: str, copies: Copies) -> None:
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
-    """Copy a file unless its size and time equal those of the copy. For an append-only file, copy
-    only the new bytes; if the file was replaced, keep its old copy for earlier points. Raises:
-    OSError.
+    """Copy a file unless its size and modification time equal those of the copy. For an append-only
+    file, copy only the new bytes; if the file was replaced, keep its old copy for earlier points.
+    Raises: OSError.
     """
     source, target = os.path.join(root, name), copies.path(name)
     if copies.takes(source, name):
@@ -493,15 +500,15 @@ def _copy_changed(root: str, name: str, copies: Copies) -> None:
 
 
 def appended_files(root: str) -> list[str]:
-    """Return the sorted paths of the files in the folders `_APPENDED`, relative to the root."""
+    """Return the sorted paths, relative to the root, of all files in the folders `_APPENDED`."""
     return sorted(os.path.relpath(os.path.join(folder, name), root) for top in _APPENDED
                   for folder, _folders, names in os.walk(os.path.join(root, top))
                   for name in names)
 
 
 def _appended(path: str, name: str, copies: Copies) -> bool:
-    """Append the new bytes of a file to its copy; return False if the file does not start with the
-    bytes of the copy. Raises: OSError.
+    """Append the new bytes of a file to its copy; return False if the copy is not a prefix of the
+    file. Raises: OSError.
     """
     used = copies.used(name)
     start = max(used - _COMPARED, 0)

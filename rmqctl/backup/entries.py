@@ -1,14 +1,14 @@
 """Consume queue entries in a backup at a URL: each run adds the new entries.
 
-Like other files of a point, they are in files below ``.rmqctl/queues``:
+The entries are stored as files of a restore point, below ``.rmqctl/queues``:
 
-* ``NUMBER``: groups of entries, one after the other. A line of JSON names the queue file of the
-  group; the entries follow. A run appends its groups to the newest of these files.
-* ``ends``: the stored end of each queue, and its last entry; compressed JSON.
+* ``NUMBER``: groups of entries, one after the other. Each group begins with a line of JSON that
+  names its queue file; the entries follow. A run appends its groups to the newest of these files.
+* ``ends``: for each queue, the end of its stored entries and its last entry, as compressed JSON.
 
-A restore writes the consume queues from these entries. It compares entries that follow from an
-intact log with the log; entries that the log does not determine (damage, a topic that was created
-again) are restored as stored.
+A restore writes the consume queues from these entries. Where the log is intact, it determines the
+entries, and the restored ones are compared with it. Where it does not (after damage, or for a topic
+that was created again), the entries are restored as stored.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _UNITS_OF = {"consumequeue": consume_queue.UNIT_SIZE,
              "batchconsumequeue": batch_consume_queue.UNIT_SIZE}
 _UNITS = (*_UNITS_OF.values(),)
 _STRETCH, _PIECE = 1 << 20, 4 << 20
-"""Maximum number of bytes of a group of entries, and approximate number of bytes of a piece."""
+"""Maximum number of bytes of a group of entries; approximate number of bytes of a piece."""
 _PIECES = 256
-"""Number of pieces after which a new file is started, so that a point names few pieces per file."""
+"""Number of pieces after which a new file is started: a point lists only few pieces per file."""
 _LARGEST = 1 << 31
 _MAX_ENDS = 1 << 28
 
 
 class _End(NamedTuple):
-    """The stored end of a queue: position after its last entry, and that entry as hex digits."""
+    """The end of a queue's stored entries: position after the last entry; the last entry in hex."""
 
     position: int
     last: str
@@ -59,7 +59,7 @@ class _End(NamedTuple):
 
 
 class Entries:
-    """Consume queue entries that a run stores; the copied log ends at `log_end`. Raises:
+    """The consume queue entries that a run stores. ``log_end``: end of the copied log. Raises:
     StoreIOError; FormatError if the data of the previous point cannot be read.
     """
 
@@ -74,8 +74,8 @@ class Entries:
             self, view: Store, copies: Copies, *, again: bool
     ) -> tuple[bool, list[DamagedRange]]:
         """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
-        Return (whether a queue was replaced by another queue since the last run, stored entries
-        that the store has lost).
+        Return (whether any queue is not the queue that the last run stored, ranges of stored
+        entries that the store has lost).
         """
         lost: list[DamagedRange] = []
         is_other = False
@@ -88,8 +88,8 @@ class Entries:
         return is_other, lost
 
     def held(self, log_start: int) -> dict[str, Held]:
-        """Return the files of entries, including the new ones, without files all of whose entries
-        point before `log_start`.
+        """Return the files of entries, including new files. A file is skipped if all its entries
+        point before ``log_start``.
         """
         self._flush()
         files = {name: held for name, held in self._files.items() if held.changed > log_start}
@@ -135,7 +135,7 @@ class Entries:
             self._flush()
 
     def _flush(self) -> None:
-        """Store the buffered entries as a piece of the newest file."""
+        """Store the buffered entries as a piece of the newest file of entries."""
         if not self._buffer:
             return
         number = max((int(name.removeprefix(FOLDER)) for name in self._files), default=1)
@@ -151,7 +151,7 @@ class Entries:
 
 
 def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
-    """Return the stored end of every queue. Raises: FormatError."""
+    """Return, for each queue, the end of its stored entries. Raises: FormatError."""
     held = last.others.get(_ENDS)
     if held is None:
         return {}
@@ -182,8 +182,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Return whether the store's queue is another queue than the stored one: at the same position,
-    its entry points to a later offset, as after a topic was created again.
+    """Return whether the store's queue is not the stored queue, because the topic was created
+    again: at the same position, its entry points to a later offset.
     """
     at = min(have.position, end) - unit
     for file in ordered:
@@ -196,11 +196,11 @@ def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> 
     return False
 
 
-# -- a restore ------------------------------------------------------------------------------------
+# -- restore --------------------------------------------------------------------------------------
 
 
 def has_entries(note: Note) -> bool:
-    """Return whether a point includes the consume queue entries."""
+    """Return whether a point includes consume queue entries."""
     return _ENDS in note.others
 
 
@@ -210,8 +210,8 @@ def is_of_queues(name: str) -> bool:
 
 
 def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
-    """Write the consume queues of a point, with the entries that point before the end of the log.
-    Raises: StoreIOError, FormatError.
+    """Write the consume queues of a point, up to the first entry that points to ``end`` (the end of
+    the log) or beyond. Raises: StoreIOError, FormatError.
     """
     for name in sorted(note.others):
         if name.startswith(FOLDER) and name != _ENDS:
@@ -226,8 +226,8 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
 
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
         tuple[str, int, bytes, int, int, bool]]:
-    """Yield (queue file, position, entries, size of the file, bytes per entry, whether the group
-    starts a new queue) of each group.
+    """Yield for each group (queue file, position, entries, size of the file, bytes per entry,
+    whether the group starts a new queue).
     """
     buffer = bytearray()
     for piece in pieces:
@@ -248,8 +248,8 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
 
 
 def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
-    """Return (queue file, position, length, size of the file, bytes per entry, whether the group
-    starts a new queue) from the header line of a group. Raises: FormatError.
+    """Parse the header line of a group. Return (queue file, position, length, size of the file,
+    bytes per entry, whether the group starts a new queue). Raises: FormatError.
     """
     try:
         path, position, length, size, unit, is_new = json.loads(line)

@@ -15,11 +15,11 @@ from rmqctl.store.store import Store
 
 def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[
         int, int, list[str]]:
-    """Copy a store and everything else in its folder. Return (number of files, their bytes,
+    """Copy a store and all other files in its folder. Return (number of files, number of bytes,
     symbolic links, which are not followed). Zeros become holes.
 
-    Raises: NotAStoreError, RefusedError if the target is in use, StoreIOError; after an error,
-    the partial copy is removed.
+    Raises: NotAStoreError, RefusedError if the target is in use, StoreIOError. After an error, the
+    partial copy is removed.
     """
     part = refuse_taken(target)
     count = size = 0

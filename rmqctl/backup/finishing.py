@@ -1,4 +1,4 @@
-"""Complete a copy: lower consumer offsets beyond the end of their queue, write the checkpoint."""
+"""Complete a copy: write the checkpoint, and lower consumer offsets beyond the end of a queue."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
-    """Write the checkpoint of a copied store whose log ends at `end`, and lower consumer offsets
-    beyond the end of their queue to that end, if they are in files. Return the number of lowered
-    offsets. Raises: StoreIOError.
+    """Write the checkpoint of a copied store whose log ends at ``end``. Lower consumer offsets that
+    are beyond the end of their queue to this end, but only offsets in files, not in RocksDB. Return
+    the number of lowered offsets. Raises: StoreIOError.
     """
     with Store.open(root) as opened, opened.up_to(end) as store:
         with Scratch() as scratch:
@@ -43,8 +43,9 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
-    """Return the topics that have queues but no configuration; None if the configuration cannot be
-    read, or if the queues are in RocksDB, where the broker removes them by itself.
+    """Return the topics that have queues but no configuration. Return None if the configuration
+    cannot be read, or if the queues are in RocksDB, where the broker itself removes queues of such
+    topics.
     """
     configured = _configured(store)
     return None if configured is None else tuple(sorted({
@@ -52,7 +53,7 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
-    """Remove the queues of topics that were deleted from the store before a point, although their
+    """Remove the queues of topics that were deleted from the store before a point but whose
     messages are still in the log before ``end``. Return notes.
     """
     if point.log_end > end:
@@ -63,9 +64,8 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
         for structure in ("consumequeue", "consumequeue_ext"):
             if os.path.isdir(folder := os.path.join(root, structure, topic)):
                 remove_folder(folder)
-    note = (f"{counted(len(gone), 'topic')} that had been deleted from the store "
-            f"({some_of(gone, _NAMED)}) have no consume queues here either; their messages are "
-            "in the log")
+    note = (f"{counted(len(gone), 'topic')} had been deleted from the store "
+            f"({some_of(gone, _NAMED)}): the messages are restored, the consume queues are not")
     return [note] if gone else []
 
 
@@ -96,8 +96,9 @@ def _is_unknown(topic: str, configured: frozenset[str]) -> bool:
 
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
-    """Return (the plan that lowers consumer offsets to the end of their queues, number of offsets).
-    ``in_files``: skip offsets in RocksDB. Damaged files are not changed. Raises: StoreIOError.
+    """Return (a plan that lowers consumer offsets to the end of their queues, number of lowered
+    offsets). ``in_files``: skip offsets in RocksDB. Damaged files are not changed. Raises:
+    StoreIOError.
     """
     view = view_of(store, "disk")
     ahead: list[MovedOffset] = []

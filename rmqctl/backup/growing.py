@@ -1,4 +1,4 @@
-"""Copy files that grow: append what is new in a file to its copy; holes stay holes."""
+"""Copy files that grow: append the new bytes of a file to its copy. Holes remain holes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rmqctl.scan.source import FileSource
 BLOCK, _SECTOR = 4 << 20, 4096
 
 Pace = Callable[[int], None]
-"""Called after each block is written, with the number of bytes of the block."""
+"""Callback after each written block; its argument is the number of bytes of the block."""
 
 
 @dataclass(slots=True)
 class Copies:
     """The copies of files that a run writes. ``changed``: files not yet fsynced. ``unread``: ranges
     that the device could not read; they are zeros in the copy, unless an earlier run copied them
-    (``kept``). ``written``: bytes written. ``older``: the folder to which copies of replaced files
-    are moved; without it they are removed.
+    (``kept``). ``written``: bytes written. ``older``: folder to which the copy of a replaced file
+    is moved; if None, the copy is removed.
     """
 
     root: str
@@ -47,7 +47,9 @@ class Copies:
         return os.path.join(self.root, relative)
 
     def used(self, relative: str) -> int:
-        """Return the position after the last nonzero byte of a copy; 0 if all bytes are zero."""
+        """Return the position after the last nonzero byte of a copy; 0 if it has only zeros or is
+        missing.
+        """
         try:
             with FileSource(self.path(relative)) as copy:
                 return used_end(copy, 0, copy.size)
@@ -56,12 +58,12 @@ class Copies:
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
-        """Copy ``[start, end)`` of a file whose copy is valid before ``start``. The copy gets the
-        size of the file.
+        """Copy ``[start, end)`` of a file whose copy is valid before ``start``, and extend the copy
+        to the size of the file.
 
-        ``compare``: most of ``[start, end)`` is valid in the copy; write only sectors that differ.
-        Source ranges that cannot be read are added to ``unread``. Raises: StoreIOError if the copy
-        cannot be written.
+        ``compare``: the copy already contains most of ``[start, end)``; write only sectors that
+        differ. Source ranges that cannot be read are added to ``unread``. Raises: StoreIOError if
+        the copy cannot be written.
         """
         fd = self._open(relative, source.size)
         try:
@@ -94,7 +96,7 @@ class Copies:
         return len(data)
 
     def whole(self, relative: str, data: bytes) -> None:
-        """Write a small file, which replaces its previous version."""
+        """Write a small file, replacing its previous version."""
         from rmqctl.files.durable import replace_file
 
         make_folders(os.path.dirname(self.path(relative)))
@@ -102,31 +104,31 @@ class Copies:
         self.written += len(data)
 
     def takes(self, source: str, relative: str) -> bool:
-        """Return whether this object has stored the file in its own way, so that the file need not
-        be copied to a folder. Raises: OSError.
+        """Return whether a subclass has stored the file itself, so that the file need not be copied
+        to a folder. Raises: OSError.
         """
         return False
 
     def remove(self, relative: str) -> None:
-        """Remove a file of the copy that the store no longer has."""
+        """Remove the copy of a file that the store no longer has."""
         self.changed.pop(relative, None)
         with suppress(FileNotFoundError):
             os.unlink(self.path(relative))
 
     def replaces(self, relative: str) -> None:
-        """Move the copy of a file that the store has replaced or removed to the folder `older`, for
-        earlier points. Raises: StoreIOError.
+        """Move the copy of a file that the store has replaced or removed to the folder ``older``,
+        because earlier points need it. Raises: StoreIOError.
         """
         path = self.path(relative)
         if self.older is not None and os.path.exists(path):
             aside = os.path.join(self.older, relative)
-            if not os.path.lexists(aside):  # else that of a run that was killed: no point's
+            if not os.path.lexists(aside):  # otherwise the copy is of a killed run: not needed
                 move(path, aside)
                 return
         self.remove(relative)
 
     def force(self, relative: str) -> None:
-        """Fsync one copied file early, so that `sync` has less to wait for."""
+        """Fsync one copied file early, so that `sync` has less work."""
         path = self.path(relative)
         fd = open_file(path, os.O_RDWR)
         try:
@@ -152,7 +154,7 @@ class Copies:
         return fd
 
     def wipe_after(self, relative: str, end: int) -> None:
-        """Overwrite with zeros what an unfinished run wrote to a copy from `end` on."""
+        """Overwrite with zeros the bytes from ``end`` on that an unfinished run wrote to a copy."""
         path = self.path(relative)
         if os.path.exists(path) and (used := self.used(relative)) > end:
             fd = open_file(path, os.O_RDWR)
@@ -165,15 +167,15 @@ class Copies:
         self.written += len(data)
 
     def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
-        """Return the bytes of a range of the source; zeros for bytes that the device
-        cannot read.
+        """Return a range of bytes of the source, with zeros for sectors that the device cannot
+        read.
         """
         try:
             data = source.read(position, length)
             if data:
                 return data
         except StoreIOError:
-            if length > _SECTOR:  # find the sectors that can be read
+            if length > _SECTOR:  # read each sector separately
                 return b"".join(
                     self._read(source, relative, at, min(_SECTOR, position + length - at))
                     for at in range(position, position + length, _SECTOR))

@@ -14,9 +14,9 @@ from rmqctl.store.store import Store
 
 
 def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, int]:
-    """Remove the restore points older than ``before`` (epoch ms), but never the newest, and the
-    files that the store had deleted before the oldest remaining point. Return (number of points,
-    number of bytes) removed. Raises: StoreIOError.
+    """Remove the restore points older than ``before`` (epoch ms), but never the newest point. Also
+    remove files that the store had already deleted at the oldest remaining point. Return (number of
+    removed points, number of removed bytes). Raises: StoreIOError.
     """
     gone = [point for point in points[:-1] if point.time < before]
     left = points[len(gone)] if len(gone) < len(points) else points[-1]
@@ -42,8 +42,8 @@ def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, i
 
 
 def _take_over(backup: str, gone: Sequence[Point], left: Point) -> None:
-    """Copy the sums and damaged ranges of log files that are kept from removed points to the oldest
-    remaining point.
+    """Copy the sums and damaged ranges of the remaining log files from the points to remove to the
+    oldest remaining point.
     """
     before = [point for number, point in enumerate(gone)
               if not any(later.summed_again for later in (*gone[number + 1:], left))]

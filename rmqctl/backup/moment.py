@@ -1,8 +1,8 @@
-"""Determine the state of a store to copy: the end of its log, and queues and index up to that end.
+"""Determine the state of a store to copy: the end of its log, and queues and index up to this end.
 
-A running broker appends to the log first, then to the consume queues and the index. So the end of
-the log is determined first; then the copy waits, for a short time, for the entries of the last
-message.
+A running broker writes to the log first, then to the consume queues and the index. So the end of
+the log is determined first; then the copy waits a short time until the entries of the last message
+have been written.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
-"""Seconds to wait for the broker to write the entries of the last message, and between two
-checks.
+"""Maximum number of seconds to wait until the broker has written the entries of the last message,
+and seconds between two checks.
 """
 _MAX_LAGGING = 64 << 20
-"""Maximum number of bytes of log without entries: if there are more, no process seems to be writing
-entries, and the whole log is copied.
+"""Maximum number of bytes at the end of the log that may have no entries yet. If there are more, no
+process seems to write entries, and the log is copied up to its end.
 """
 _NEWEST = 2
 """Number of newest index files that may contain entries of the last message."""
 _PAGE = 1 << 16
-"""Number of index entries read at once."""
+"""Maximum number of index entries read at once."""
 
 
 def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     """Return (a view of the store as it is now, the end of its log); the caller closes the view. If
     no process writes to the store, the view includes any damage. Raises: StoreIOError.
 
-    In a running broker's store, the log ends after the last message if all its entries exist, else
-    before the last message that has entries. If that is more than `_MAX_LAGGING` bytes before the
-    end, or not after ``least``, the end of the existing copy, the log ends after the last message
-    all the same.
+    In a running broker's store, the log ends after the last message if all entries of this message
+    exist, otherwise before the last message that has entries. If the latter is more than
+    `_MAX_LAGGING` bytes before the end of the log, or not after ``least`` (the end of the existing
+    copy), the log ends after the last message in any case.
     """
     with _now(store) as now:
         taken = live.take(now)
-        # A record may end with zeros.
+        # The last record may end with zeros, so `live.take` may return a smaller end.
         log_end = max(taken.log_end, find_end(now).offset)
     if not store.lock.held:
         return _now(store), log_end
@@ -70,9 +70,9 @@ def _now(store: Store) -> Store:
 
 
 def _wait_for_entries(store: Store, last: Record) -> int:
-    """Wait until queues and index contain the last message. Return the end of the part of the log
-    whose entries are complete: after the last message; after the timeout, before the last message
-    that has entries; 0 if no message has entries.
+    """Wait until queues and index contain the entries of the last message. Return the end of the
+    part of the log whose entries are complete: the end of the last message; after the timeout, the
+    start of the last message that has entries; 0 if no message has entries.
     """
     keys = len(layout.keys_of(properties.parse(last.properties.decode("utf-8", "replace"))))
     due = time.monotonic() + _PATIENCE
@@ -93,8 +93,8 @@ def _wait_for_entries(store: Store, last: Record) -> int:
 
 
 def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
-    """Return (whether the index has all entries of the message at the physical offset `place`, the
-    physical offset of the last index entry); (True, `place`) if the store has no index.
+    """Return (whether the index has all entries of the message at the physical offset ``place``,
+    the physical offset in the last index entry). If the store has no index: (True, ``place``).
     """
     ends, count = [], 0
     for file in store.index_listing.files[-_NEWEST:]:
@@ -122,7 +122,7 @@ def at(store: Store, end: int) -> Store:
                 with closing(store.open_index(file)) as index:
                     header = _header_at(store, index, end)
         except (FormatError, StoreIOError):
-            names.add(file.name)  # it is copied as it is
+            names.add(file.name)  # a damaged file is copied unchanged
             continue
         if header is not None:
             names.add(file.name)
@@ -132,22 +132,23 @@ def at(store: Store, end: int) -> Store:
 
 
 def _header_at(store: Store, index: IndexFile, end: int) -> HeaderRecord | None:
-    """Return the header that an index file had when the log ended at ``end``; None if the file did
-    not exist then.
+    """Return the header that an index file had when the log ended at ``end``; None if the file had
+    no entries at that time.
     """
     header = index.header
     count, when = entries_before(index, end)
     last = index.entry(count) if count else None
     if last is None:
         return None
-    # Entries that come later and found their slot empty had no slot then.
+    # The header counts used slots. A later entry without a previous entry in its slot was the
+    # first to use the slot, so the slot was not counted at that time.
     freed = 0
     for first in range(count + 1, header.entries + 1, _PAGE):
         page = ENTRY.array(index.source.read(
             index.shape.entry_position(first),
             min(_PAGE, header.entries + 1 - first) * ENTRY.size))
         freed += int(np.count_nonzero(page["previous"] <= 0))
-    with suppress(StoreIOError):  # an entry has whole seconds only
+    with suppress(StoreIOError):  # more exact than the entry, which has seconds only
         record = store.log.record_at(last.physical_offset)
         when = when if record is None else record.store_timestamp
     return header._replace(end_timestamp=when, end_phy_offset=last.physical_offset,

@@ -1,8 +1,8 @@
 """Read the newest restore point of a backup at a URL as a store; nothing is written.
 
-Files of the log and of the configuration consist of the pieces that the point names. Consume queues
-consist of groups of entries (`rmqctl.backup.entries`), whose headers are read once. A backup at a
-URL has no index, because it can be rebuilt from the log.
+Log and configuration files consist of the pieces that the point names. Consume queue files consist
+of groups of entries (`rmqctl.backup.entries`); the headers of the groups are read once. A backup at
+a URL has no index, because the index can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
 
 _USUAL_HEADER, _HEADER = 1 << 9, 1 << 16
-"""Number of bytes in which the header of a group usually fits, and its maximum."""
+"""Usual and maximum number of bytes of a group's header."""
 
 
 class ObjectSpan(NamedTuple):
-    """The bytes ``[start, end)`` of a file, which are in the object ``name`` from position ``at``
-    on.
-    """
+    """The bytes ``[start, end)`` of a file; they are at position ``at`` of the object ``name``."""
 
     start: int
     end: int
@@ -55,8 +53,8 @@ Spans = Sequence[ObjectSpan]
 
 
 def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
-    """Return the store tree of the backup with these objects; None if they are not a backup.
-    Raises: FormatError if its newest restore point cannot be read, StoreIOError.
+    """Return the backup with these objects as the tree of a store; None if the objects are not a
+    backup. Raises: FormatError if the newest restore point cannot be read, StoreIOError.
     """
     names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
                    if name.startswith(f"{POINTS}/") and name.endswith(".json"))
@@ -69,7 +67,7 @@ def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
 
 
 def _oldest(objects: Objects, names: Sequence[str]) -> Point:
-    """Return the oldest of the named points that can be read."""
+    """Return the oldest of these points that can be read."""
     for name in names[:-1]:
         with suppress(FormatError):
             return objects.notes([name])[0].point
@@ -89,14 +87,14 @@ def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, not
           oldest: Point) -> Tree:
     reader = _Reader(objects, RangeCache(remote, listed), listed)
     files: dict[str, Listed] = {}
-    # The log and the small files, whose pieces the point names.
+    # The log and the small files: the point names their pieces.
     for folder, held_files in ((LOG, note.log), (SMALL, note.others)):
         for path, held in held_files.items():
             if not is_of_queues(path) and not (folder == LOG and is_expired(
                     path, held, oldest)):
                 files[path] = Listed(held.size, held.changed or note.point.time * 1_000_000)
                 reader.add(path, held.size, _pieces_of(objects, folder, path, held))
-    # The consume queues, unless a broker would have them in RocksDB.
+    # The consume queues, unless the store had them in RocksDB.
     lacks = {"index", "consumequeue_ext"}
     if has_entries(note) and note.queues != "rocksdb":
         for path, (size, spans) in _queues(reader, objects, note).items():
@@ -108,8 +106,8 @@ def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, not
 
 
 def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
-    """Return a function that reads the spans of a file: a long list of pieces is in its own
-    object.
+    """Return a function that returns the spans of a file. The function reads the list of pieces if
+    the list is long and therefore stored as an object.
     """
     return lambda: [ObjectSpan(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]
@@ -121,7 +119,7 @@ def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable
 def _queues(
         reader: _Reader, objects: Objects, note: Note
 ) -> dict[str, tuple[int, list[ObjectSpan]]]:
-    """Return (size, spans) of each consume queue file, by its path. Raises: FormatError,
+    """Return (size, spans) by path for each consume queue file. Raises: FormatError,
     StoreIOError.
     """
     by_folder: dict[str, dict[str, tuple[int, list[ObjectSpan]]]] = {}
@@ -144,7 +142,7 @@ def _queues(
                 raise FormatError("the last group of consume queue entries is incomplete",
                                   file=objects.where(name))
             folder = path.rpartition("/")[0]
-            if is_new:  # a topic that was created again
+            if is_new:  # the topic was created again
                 by_folder.pop(folder, None)
             _, spans = by_folder.setdefault(folder, {}).setdefault(path, (size, []))
             _lay(spans, [*reader.parts(name, at, length)], position - at)
@@ -153,8 +151,8 @@ def _queues(
 
 
 def _lay(spans: list[ObjectSpan], added: Iterable[ObjectSpan], moved: int) -> None:
-    """Insert ``added``, shifted by ``moved``, into the spans of a file; an added span replaces what
-    it overlaps.
+    """Shift the spans ``added`` by ``moved`` bytes and insert them into the spans of a file; where
+    they overlap older spans, the added spans win.
     """
     for start, end, name, at in added:
         span = ObjectSpan(start + moved, end + moved, name, at)
@@ -175,7 +173,7 @@ def _outside(old: ObjectSpan, new: ObjectSpan) -> Iterator[ObjectSpan]:
 
 
 class _Reader:
-    """Reader of files that consist of ranges of objects (`vfs.Reader`); bytes in no span are
+    """Reader of files that consist of ranges of objects (`vfs.Reader`); bytes outside all spans are
     zeros.
     """
 
@@ -189,7 +187,7 @@ class _Reader:
 
     @property
     def failed(self) -> StoreIOError | None:
-        """The first error of reading a range; None without an error."""
+        """The first error in reading a range; None if no error occurred."""
         return self._ranges.failed
 
     @failed.setter
@@ -207,12 +205,12 @@ class _Reader:
         return spans
 
     def _checked(self, spans: Spans) -> Spans:
-        """Return the spans. Raises: StoreIOError if an object is missing or too small, or if spans
+        """Return ``spans``. Raises: StoreIOError if an object is missing or too small, or if spans
         overlap.
         """
         for before, span in pairwise((ObjectSpan(0, 0, "", 0), *spans)):
             file = self._listed.get(span.name)
-            # A run that ended while the place was listed has added objects.
+            # A run that finished after the objects were listed may have added this object.
             if file is None and (file := file_at(self._objects, span.name)) is not None:
                 self._listed[span.name] = file
             if file is None or file.size < span.at + span.end - span.start or (
@@ -224,8 +222,8 @@ class _Reader:
         return spans
 
     def parts(self, path: str, position: int, length: int) -> Iterator[ObjectSpan]:
-        """Yield the parts of the file's spans that are in ``[position, position + length)``.
-        Raises: StoreIOError.
+        """Yield the spans of a file, clipped to ``[position, position + length)``. Raises:
+        StoreIOError.
         """
         spans, end = self._of(path), position + length
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
@@ -237,9 +235,7 @@ class _Reader:
             number += 1
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Return up to ``length`` bytes; fewer only at the end of the file. Raises:
-        StoreIOError.
-        """
+        """Return ``length`` bytes; fewer only at the end of the file. Raises: StoreIOError."""
         data = bytearray(max(min(length, self._sizes[path] - position), 0))
         length = len(data)
         for start, end, name, at in self.parts(path, position, length):
@@ -248,7 +244,7 @@ class _Reader:
         return bytes(data)
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes at each (position, length), requested concurrently. Raises:
+        """Return the bytes of each range (position, length); requests run concurrently. Raises:
         StoreIOError.
         """
         results = [bytearray(max(min(length, self._sizes[path] - position), 0))
@@ -264,7 +260,7 @@ class _Reader:
         return [bytes(data) for data in results]
 
     def next_data(self, path: str, position: int) -> int:
-        """Return the first position from ``position`` on that is in a span and not known to be
+        """Return the first position at or after ``position`` that is in a span and not known to be
         zero; the end of the file if no such position exists.
         """
         spans = self._of(path)
@@ -278,8 +274,8 @@ class _Reader:
         return max(self._sizes[path], position)
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the last span if only samples of the file are read;
-        else None.
+        """Return the position after the last span if only samples of the file are read, otherwise
+        None.
         """
         if not self.sampled:
             return None

@@ -36,21 +36,23 @@ from rmqctl.files.remote.files import RemoteFiles
 
 LOG, SMALL, POINTS = "log", "small", "points"
 _MOST_INLINE = 16
-"""Maximum number of pieces of a file that a point lists itself."""
+"""Maximum number of pieces of a file that are listed in the point itself."""
 _MOST_PIECES = 1 << 22
 _FEW = 100
-"""Maximum number of remaining points that are all read whenever points are removed."""
+"""If at most this number of points remain, all of them are read whenever points are removed."""
 _LARGEST = 1 << 28
 SETTINGS: dict[str, type] = {
     "version": str, "consumequeue_file_size": int, "consumequeue_ext_file_size": int,
     "batch_consumequeue_file_size": int, "index_slots": int, "index_max": int,
     "consumequeue_ext": bool, "lmq": bool, "multi_dispatch": bool, "batch_topics": list}
-"""Fields of `Settings` that a point contains, with their types in JSON."""
+"""Fields of `Settings` that a point contains, with the types of their JSON values."""
 _SHA = re.compile(r"[0-9a-f]{64}")
 
 
 class Piece(NamedTuple):
-    """The bytes ``[start, end)`` of a file, stored as an object, and their SHA-256."""
+    """The bytes ``[start, end)`` of a file, stored as an object, with the SHA-256 of
+    these bytes.
+    """
 
     start: int
     end: int
@@ -58,8 +60,8 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A stored file: its size, its modification time in ns (0 for the log), and its pieces, or the
-    SHA-256 of the object that contains the list of pieces.
+    """A stored file: its size, its modification time in ns (0 for the log), and either its pieces
+    or the SHA-256 of the object that contains the list of its pieces.
     """
 
     size: int
@@ -70,9 +72,9 @@ class Held(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Note:
     """A restore point and the files that it names. ``tail``: SHA-256 of the end of the log.
-    ``queues``: how the store kept its consume queues. ``holes``: damage in the log that any run
-    found. ``log``, ``others``: files by path. ``settings``: values of `Settings` with which queues
-    and index were created.
+    ``queues``: structure in which the store kept its consume queues, for example ``rocksdb``.
+    ``holes``: damage in the log that any run found. ``log``, ``others``: files by path.
+    ``settings``: values of `Settings` with which queues and index were created.
     """
 
     point: Point
@@ -84,8 +86,8 @@ class Note:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def files_of(self, oldest: Point) -> Iterator[tuple[str, str, Held]]:
-        """Yield (folder, path, file) of all files except log files that only points before
-        ``oldest`` needed.
+        """Yield (folder, path, file) of each file, without log files that only points before
+        ``oldest`` need.
         """
         for path, held in self.log.items():
             if not is_expired(path, held, oldest):
@@ -100,31 +102,33 @@ def _day(name: str) -> str:
 
 
 def is_expired(path: str, held: Held, oldest: Point) -> bool:
-    """Return whether neither `oldest` nor any later restore point needs a log file."""
+    """Return whether a log file is needed only by restore points before ``oldest``."""
     name = os.path.basename(path)
     return name.isdigit() and int(name) + held.size <= oldest.log_start
 
 
 def is_backup(folders: Collection[str], points: Collection[str]) -> bool:
-    """Return whether a place with these top folders and restore points is a backup: it has points
-    but no folder ``commitlog``, which every store has.
+    """Return whether a URL with these top folders and restore points contains a backup: it has
+    points, but no folder ``commitlog``, which every store has.
     """
     return bool(points) and "commitlog" not in folders
 
 
 def object_of(folder: str, path: str, piece: Piece) -> str:
-    """Return the object name of a piece of a file."""
+    """Return the name of the object that contains a piece of a file."""
     if folder == SMALL:
         return f"{SMALL}/{piece.sha256}"
     return f"{LOG}/{path}/{piece.start}-{piece.end}-{piece.sha256[:16]}"
 
 
 class Objects(RemoteFiles):
-    """The objects of a backup. A StoreIOError names the URL without credentials."""
+    """The objects of a backup at a URL. A StoreIOError names the URL without credentials."""
 
     there: Mapping[str, int] = {}
-    """Size by name of complete objects in the backup, which need not be written again."""
-    ASIDE = SMALL  # what a run that was killed leaves there is removed with what no point names
+    """Sizes, by name, of objects that are already complete in the backup and need not be written
+    again.
+    """
+    ASIDE = SMALL  # leftovers of a killed run are removed like other objects that no point names
 
     def refuse_in_store(self, root: str) -> None:
         """Raise RefusedError if the URL is a local folder inside the store."""
@@ -135,7 +139,7 @@ class Objects(RemoteFiles):
     # -- pieces ----------------------------------------------------------------------------------
 
     def add(self, folder: str, path: str, start: int, data: bytes) -> Piece:
-        """Store bytes of a file, the first of which is at ``start``, as a piece."""
+        """Store ``data``, which begins at position ``start`` of a file, as a piece of the file."""
         piece = Piece(start, start + len(data), hashlib.sha256(data).hexdigest())
         name = object_of(folder, path, piece)
         if self.there.get(name) == len(data):
@@ -159,7 +163,7 @@ class Objects(RemoteFiles):
         if length > _LARGEST:
             raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than the maximum of "
                                "a piece")
-        self._sizes[name] = length  # nobody needs to be asked for it
+        self._sizes[name] = length  # saves a request for the size
         data = self.read(name, 0, length)
         if hashlib.sha256(data).hexdigest() != digest:
             raise StoreIOError(f"{self.where(name)}: its bytes have changed since they were copied")
@@ -176,8 +180,8 @@ class Objects(RemoteFiles):
             raise FormatError(f"not a list of pieces: {error}", file=self.where(name)) from None
 
     def listed(self, held: Held) -> Held:
-        """Return the file; if its list of pieces is long, store the list as an object of
-        its own.
+        """Return the file; if its list of pieces is too long for a point, store the list as an
+        object.
         """
         if isinstance(held.pieces, str) or len(held.pieces) <= _MOST_INLINE:
             return held
@@ -192,11 +196,11 @@ class Objects(RemoteFiles):
                 if not entry.is_folder and entry.name.endswith(".json")]
 
     def is_backup(self) -> bool:
-        """Return whether the URL contains a backup, not a store."""
+        """Return whether the URL contains a backup rather than a store."""
         return is_backup({entry.name for entry in self.list("")}, self.point_names())
 
     def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
-        """Return the points with these names. Points that cannot be read are skipped, and the
+        """Return the points with these names. Points that cannot be read are skipped, and their
         errors are added to ``bad``. Raises: FormatError for such a point if ``bad`` is None, or if
         no point can be read.
         """
@@ -240,15 +244,16 @@ class Objects(RemoteFiles):
         return note
 
     def publish_point(self, note: Note, before: Sequence[str]) -> None:
-        """Write a restore point. Raises: StoreHeldError if another run wrote a point in the
-        meantime.
+        """Write a restore point. ``before``: names of the points when the run started. Raises:
+        StoreHeldError if another run has written a point since then.
         """
         point = note.point
         document = {**point.as_dict(), "more": {
             "tail": note.tail, "queues": note.queues,
             "holes": [asdict(hole) for hole in note.holes], "log": note.log,
             "others": note.others, "settings": note.settings}}
-        # There is no lock: of two runs at once none writes over what the other needs.
+        # There is no lock. Two concurrent runs never overwrite each other's objects; the run
+        # that sees the other's point removes its own point and fails.
         path = f"{POINTS}/{point.id}.json"
         self._refuse_others({*before})
         self.publish(path, json.dumps(document).encode())
@@ -264,15 +269,16 @@ class Objects(RemoteFiles):
                                  f"{max(others)} at the same time, so this run created none. "
                                  "Only one run at a time may write to a backup")
 
-    # -- what is kept ----------------------------------------------------------------------------
+    # -- removal of old points -------------------------------------------------------------------
 
     def take_away(self, before: int) -> tuple[int, int]:
-        """Remove the points older than ``before`` (epoch ms), but never the newest, then all
-        objects that no remaining point names. Return (number of points, number of bytes) removed.
+        """Remove the points older than ``before`` (epoch ms), but never the newest point; then
+        remove all objects that no remaining point names. Return (number of removed points, number
+        of removed bytes).
 
-        If many points remain, all of them are read only once a day. Otherwise only the oldest and
-        the newest remaining point are read; objects of the log that a removed point names and these
-        two do not name are removed.
+        If many points remain, all of them are read only once a day. At other times, only the oldest
+        and the newest remaining point are read, and only those objects of the log are removed that
+        a removed point names and these two points do not name.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]
@@ -284,7 +290,7 @@ class Objects(RemoteFiles):
         for note in () if is_full else self.notes(gone):
             unneeded |= {name: size for name, size in self._named(note, note.point)
                          if name.startswith(f"{LOG}/") and name not in needed}
-        # A point goes before what it names.
+        # Remove a point before the objects that it names.
         for name in gone:
             self.remove(f"{POINTS}/{name}.json")
         if is_full:
@@ -324,7 +330,7 @@ class Objects(RemoteFiles):
 
 
 def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
-    """Return the pieces of a file from JSON. Raises: ValueError, TypeError."""
+    """Parse the JSON value of a file's pieces. Raises: ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
         raise ValueError("pieces are not a list, or are too many")
     pieces = tuple(Piece(*piece) for piece in value)
@@ -336,12 +342,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
 
 
 def _files(value: Any) -> dict[str, Held]:
-    """Return files by path from JSON. Raises: ValueError, TypeError."""
+    """Parse the JSON value of files by path. Raises: ValueError, TypeError."""
     return {file: _held(*held) for file, held in value.items()}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Return settings from JSON. Raises: ValueError, TypeError."""
+    """Parse the JSON value of settings. Raises: ValueError, TypeError."""
     for name, setting in value.items():
         kind = SETTINGS[name]
         if type(setting) is not kind or (isinstance(setting, int) and not 0 <= setting < 1 << 40):
@@ -352,7 +358,7 @@ def _settings(value: Any) -> dict[str, Any]:
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:
-    """Return a stored file from JSON. Raises: ValueError, TypeError."""
+    """Parse the JSON values of a stored file. Raises: ValueError, TypeError."""
     if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
         raise ValueError("not a size")
     if isinstance(pieces, str):
@@ -363,7 +369,9 @@ def _held(size: Any, changed: Any, pieces: Any) -> Held:
 
 
 def newest(backup: str) -> tuple[int, Point | None]:
-    """Return (number of points, the newest point). Raises: FormatError."""
+    """Return (number of points, the newest point, or None if no point exists). Raises:
+    FormatError.
+    """
     with Objects(backup) as objects:
         names = objects.point_names()
         return len(names), objects.notes(names[-1:])[0].point if names else None
@@ -375,7 +383,7 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
     """
     with Objects(backup) as objects:
         notes = objects.require_notes(bad)
-    # The oldest has the damage that those removed before it had noted.
+    # The oldest point also lists the damage that removed earlier points listed.
     return [replace(notes[0].point, damaged=notes[0].holes), *(note.point for note in notes[1:])]
 
 

@@ -1,8 +1,8 @@
 """Restore points: what each run of a backup records, in ``.rmqctl/backup`` of the backup's folder.
 
-A point is a folder named by its time; it contains ``point.json`` and the small files as of that
-time. The folder is renamed to this name last, when all its data has been fsynced: a run that was
-killed leaves no point, and the next run continues from the previous point.
+A point is a folder named after its time; it contains ``point.json`` and the small files as of that
+time. The folder gets this name only after all its data has been fsynced: a run that was killed
+leaves no point, and the next run continues from the previous point.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FILE = "point.json"
 _UNFINISHED = "unfinished"
 _MAX_NOTE = 1 << 16
 _DEEPEST = 16
-"""Maximum depth of folders in a store."""
+"""Maximum number of nested folders in a store."""
 _OLDER = "replaced"
 _SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes of a log file that a run added, with their SHA-256."""
+    """The bytes ``[start, end)`` of a log file that a run copied, with their SHA-256."""
 
     file: str
     start: int
@@ -49,8 +49,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """A damaged byte range of the source (``unread``: the device could not read it; ``kept``: an
-    earlier run had copied it).
+    """A damaged byte range of a file of the store. ``unread``: whether the device could not read
+    it; ``kept``: whether the backup keeps an earlier copy of it.
     """
 
     file: str
@@ -62,17 +62,18 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A restore point. ``time``: start of the run; ``first_time``, ``last_time``: store times of
-    the oldest and the newest message; all in epoch ms. ``log_start``, ``log_end``: physical
-    offsets. ``whole_end``: the end of the last complete record. ``small``: SHA-256 by path of the
-    small files kept with the point. ``lowered``: number of consumer offsets that were lowered to
-    the end of their copied queue. ``missing``: bytes of log that the store deleted before they were
-    copied. ``repairs``: names of all repairs of the store so far. ``again``: a consume queue was
-    replaced by another queue since the previous point. ``summed_again``: ``parts`` cover the whole
-    log, because a repair changed it. ``own``: a repair of the store changed messages of which the
-    backup keeps the earlier version. ``appended``: the files of compaction and timer logs (None:
-    not recorded). ``unconfigured``: topics that have queues but no configuration (None: the
-    configuration could not be read).
+    """A restore point. ``time``: start of the run; ``last_time``: store time of the newest message;
+    both in epoch ms. ``log_start``, ``log_end``: physical offsets at which the log starts and ends.
+    ``whole_end``: end of the last complete record. ``parts``: parts of the log that the run copied.
+    ``small``: SHA-256, by path, of the small files kept with the point. ``lowered``: number of
+    consumer offsets that were lowered to the end of their copied queue. ``missing``: number of
+    bytes of the log that the store deleted before they were copied. ``repairs``: names of all
+    repairs of the store until then. ``again``: whether a consume queue has been replaced since the
+    previous point. ``summed_again``: whether ``parts`` cover the whole log, because a repair
+    changed it. ``own``: whether the backup keeps the earlier versions of messages that a repair of
+    the store changed. ``appended``: files of compaction and timer logs (None: not recorded).
+    ``unconfigured``: topics that have queues but no configuration (None: the configuration could
+    not be read).
     """
 
     id: str
@@ -103,7 +104,7 @@ class Point:
 
 
 def id_of(moment: int) -> str:
-    """Return the name of the point with this time (epoch ms); names sort by time."""
+    """Return the name of the point with this time (epoch ms); names sort in the order of time."""
     at = datetime.fromtimestamp(moment / 1000, UTC)
     return f"{at:%Y%m%dT%H%M%S}.{moment % 1000:03d}Z"
 
@@ -113,18 +114,18 @@ def _points_folder(backup: str) -> str:
 
 
 def folder_of(backup: str, point: Point) -> str:
-    """Return the folder of a point's small files."""
+    """Return the folder that contains a point's small files."""
     return os.path.join(_points_folder(backup), point.id)
 
 
 def older_of(backup: str, point: Point) -> str:
-    """Return the folder that keeps a point's versions of files that a later run replaced."""
+    """Return the folder with the versions that a point had of files replaced by a later run."""
     return os.path.join(folder_of(backup, point), _OLDER)
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """Return, by path in the store, the path in the backup of each file version that the first of
-    these points had and a later run replaced.
+    """Return the files that have been replaced since the first of the points ``later``: for each
+    path in the store, the path of that point's version in the backup.
     """
     paths: dict[str, str] = {}
     for point in reversed(later):
@@ -146,15 +147,17 @@ def staged(backup: str) -> str:
 
 
 def publish(backup: str, folder: str, point: Point) -> None:
-    """Create a point from ``folder``, which contains its small files. Raises: StoreIOError."""
+    """Create a point from ``folder``, which already contains its small files. Raises:
+    StoreIOError.
+    """
     new_whole_file(os.path.join(folder, _FILE), _noted(point))
     make_folders(_points_folder(backup))
     publish_folder(folder, folder_of(backup, point))
 
 
 class Begun(NamedTuple):
-    """An unfinished run: its store, and the physical offset up to which a first run's copy of the
-    log has been fsynced.
+    """Record of an unfinished run: its store, and the physical offset up to which the copy of the
+    log has been fsynced, if it is a first run.
     """
 
     store: str
@@ -162,7 +165,7 @@ class Begun(NamedTuple):
 
 
 def begin(backup: str, store: str) -> None:
-    """Record durably that a run of a store's backup has started. Raises: StoreIOError."""
+    """Record on disk that a backup of a store has started. Raises: StoreIOError."""
     path = os.path.join(backup, FOLDER, _UNFINISHED)
     make_folders(os.path.dirname(path))
     if not os.path.exists(path):
@@ -170,7 +173,7 @@ def begin(backup: str, store: str) -> None:
 
 
 def note_reached(backup: str, begun: Begun) -> None:
-    """Record durably the offset that a first run has reached. Raises: StoreIOError."""
+    """Record on disk the physical offset that a first run has reached. Raises: StoreIOError."""
     replace_file(os.path.join(backup, FOLDER, _UNFINISHED), json.dumps(begun).encode())
 
 
@@ -180,7 +183,7 @@ def is_begun(backup: str) -> bool:
 
 
 def begun_of(backup: str) -> Begun | None:
-    """Return the record of the backup's unfinished run; None if there is none. Raises:
+    """Return the record of the backup's unfinished run; None if all runs have finished. Raises:
     StoreIOError.
     """
     if not is_begun(backup):
@@ -199,7 +202,7 @@ def end(backup: str) -> None:
 
 
 def rewrite(backup: str, point: Point) -> None:
-    """Replace ``point.json`` of a point. Raises: StoreIOError."""
+    """Replace the file ``point.json`` of a point. Raises: StoreIOError."""
     replace_file(os.path.join(folder_of(backup, point), _FILE), _noted(point))
 
 
@@ -209,8 +212,8 @@ def _noted(point: Point) -> bytes:
 
 @contextmanager
 def in_use(backup: str) -> Iterator[None]:
-    """Prevent runs from removing files while a restore reads them. Works on read-only file
-    systems.
+    """Prevent backup runs from removing files while a restore reads them. This also works on
+    read-only file systems.
     """
     with _locked(backup, fcntl.LOCK_SH):
         yield
@@ -218,7 +221,7 @@ def in_use(backup: str) -> Iterator[None]:
 
 @contextmanager
 def unused(backup: str) -> Iterator[bool]:
-    """Lock the backup against restores; yield False if a restore is reading it."""
+    """Try to lock the backup against restores; yield False if a restore is reading it."""
     with _locked(backup, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         yield held
 
@@ -227,7 +230,7 @@ def unused(backup: str) -> Iterator[bool]:
 def _locked(backup: str, how: int) -> Iterator[bool]:
     try:
         fd = os.open(_points_folder(backup), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # what reads the points says why
+    except OSError:  # `read_points` raises this error with its reason
         yield True
         return
     try:
@@ -236,7 +239,7 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
             held = True
         except BlockingIOError:
             held = False
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             held = True
         yield held
     finally:
@@ -246,8 +249,8 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
 def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
     """Return the points of a backup, oldest first; an empty list if the folder is not a backup.
 
-    Points that cannot be read are skipped, and the errors are added to `bad`. Raises: FormatError,
-    StoreIOError for such a point if `bad` is None, or if no point can be read.
+    Points that cannot be read are skipped, and their errors are added to ``bad``. Raises:
+    FormatError or StoreIOError for such a point if ``bad`` is None, or if no point can be read.
     """
     folder = _points_folder(backup)
     try:
@@ -260,7 +263,7 @@ def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point
     wrong: list[RmqctlError] = []
     for name in names:
         if name.endswith(GONE) or not os.path.isdir(os.path.join(folder, name)):
-            continue  # half removed, or none of ours
+            continue  # partly removed, or not a point
         try:
             points.append(_read(folder, name))
         except (FormatError, StoreIOError) as error:
@@ -290,7 +293,9 @@ def _read(folder: str, name: str) -> Point:
 
 
 def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
-    """Return (the point in a ``point.json``, its field ``more``). Raises: FormatError."""
+    """Parse the content of a ``point.json``. Return (the point, its field ``more``). Raises:
+    FormatError.
+    """
     try:
         value = json.loads(data)
         more = value.pop("more", {})
@@ -308,8 +313,8 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
 
 
 def _required_plain(point: Point, name: str) -> Point:
-    """Return the point. Raises: ValueError or TypeError for values that no run writes: wrong types,
-    another name than ``name``, a path outside the backup.
+    """Return the point. Raises: ValueError or TypeError for values that no run writes: a wrong
+    type, an ``id`` other than ``name``, a path outside the backup.
     """
     numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
                point.lowered, point.whole_end, point.missing]
@@ -331,9 +336,9 @@ def _required_plain(point: Point, name: str) -> Point:
 
 
 def require_inside(file: Any) -> None:
-    """Raise ValueError unless ``file`` is a path inside a backup."""
+    """Raise ValueError unless ``file`` is a relative path inside a backup."""
     if not isinstance(file, str) or "\0" in file or os.path.isabs(file) or (
             file != os.path.normpath(file)) or file.split("/", 1)[0] in (".", "..") or (
             file.count("/") > _DEEPEST):
         raise ValueError(f"{file!r} is not a path inside a backup")
-    os.fsencode(file)  # a lone surrogate that stands for no byte: UnicodeEncodeError
+    os.fsencode(file)  # UnicodeEncodeError for surrogates that do not encode a byte

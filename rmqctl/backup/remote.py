@@ -1,8 +1,8 @@
 """Back up a store to a URL, and restore a store from such a backup.
 
 The same rules apply as for a backup in a folder: `moment.fix` determines where the log ends, damage
-is recorded, and the backup keeps what a repair of the store replaced by fillers. The index is not
-stored, because it can be rebuilt from the log.
+is recorded, and messages that a repair of the store replaced by fillers are kept in the backup. The
+index is not stored, because it can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
-"""Maximum number of bytes of a piece of the log, and of a piece of another file."""
+"""Maximum number of bytes of a piece: of the log, and of other files."""
 _AT_ONCE = 2
-"""Number of pieces of the log that are uploaded concurrently."""
+"""Maximum number of pieces of the log that are uploaded at the same time."""
 _COMPARED = 64 << 10
-"""Bytes at the end of the stored log that are compared with the store's log."""
+"""Maximum number of bytes at the end of the stored log that are compared with the store's log."""
 _DAY = 86_400_000
 
 
 class _Uploads(Copies):
-    """Copies that a run stores as objects of a backup. `root`: a local folder that contains an
-    empty file for each stored file. `border`: a physical offset at which a piece must end.
+    """The copies that a run stores as objects of a backup. ``root``: a local folder with an empty
+    file for each stored file. ``border``: a physical offset at which a piece must end.
     """
 
     __slots__ = ("_at_once", "_sending", "border", "last", "log", "objects", "others", "parts",
@@ -92,7 +92,9 @@ class _Uploads(Copies):
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
-        """Store ``[start, end)`` of a log file; its pieces before ``start`` are kept."""
+        """Store ``[start, end)`` of a log file; pieces before ``start`` that are already stored are
+        kept.
+        """
         pieces = [piece for piece in self.pieces_of(relative) if piece.end <= start]
         sent: deque[Future[Piece]] = deque()
         try:
@@ -102,13 +104,13 @@ class _Uploads(Copies):
                 sent.append(self._sending.submit(
                     self.objects.add, LOG, relative, position, data))
         finally:
-            wait(sent)  # nobody writes once this returns
+            wait(sent)  # no upload may still run after the return
         pieces += [self._noted(relative, piece) for piece in sent]
         self.log[relative] = Held(source.size, 0, tuple(pieces))
 
     def _read_pieces(self, source: FileSource, relative: str, start: int,
                      end: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of each piece of ``[start, end)`` that is not all zeros."""
+        """Yield (position, bytes) of each piece of ``[start, end)`` that has a nonzero byte."""
         position = start
         while position < end and (position := source.next_data(position)) < end:
             stop = min(position + PIECE, end)
@@ -119,7 +121,7 @@ class _Uploads(Copies):
                 yield position, data
             position += len(data)
             self.pace(len(data))
-            del data  # before the next one is read
+            del data  # free the memory before the next read
 
     def _noted(self, relative: str, sent: Future[Piece]) -> Piece:
         piece = sent.result()
@@ -140,13 +142,13 @@ class _Uploads(Copies):
         self._sending.shutdown()
 
     def takes(self, source: str, relative: str) -> bool:
-        """Store a file outside the log, unless its size and time equal those of the
-        stored version.
+        """Store a file that is not part of the log, unless its size and modification time equal
+        those of the stored version. Return True.
         """
         about = os.stat(source)
         have = self.others.get(relative) or self.last.others.get(relative)
         if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
-            if have is not None:  # what did not change is not stored again
+            if have is not None:  # unchanged pieces are not stored again
                 self.stored.update(piece.sha256 for piece in self.objects.pieces_of(have))
             have = Held(about.st_size, about.st_mtime_ns, tuple(self._stored(source)))
         self.others[relative] = have
@@ -157,7 +159,7 @@ class _Uploads(Copies):
         return True
 
     def _stored(self, path: str) -> Iterator[Piece]:
-        """Store each piece of a file that is not all zeros, and yield the piece."""
+        """Store and yield each piece of a file that has a nonzero byte."""
         try:
             source = FileSource(path)
         except StoreIOError as error:
@@ -194,9 +196,9 @@ _NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
 def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
-    """Store what is new in a store at a URL, and write a restore point, as `backup.back_up` does.
+    """Store the new data of a store at a URL, and write a restore point, as `backup.back_up` does.
 
-    Raises: StoreHeldError if another run wrote a point in the meantime.
+    Raises: StoreHeldError if another run wrote a point at the same time.
     """
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
@@ -207,7 +209,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
             raise RefusedError(f"{objects.where('')}: not empty and not a backup: choose a new "
                                "place")
-        if last is None and objects.is_object_store:  # what a first run that was killed has stored
+        if last is None and objects.is_object_store:  # objects of a killed first run
             objects.there = objects.find(LOG)
         now = clock()
         view, end = moment.fix(store, last.point.log_end if last else 0)
@@ -226,7 +228,7 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     before = last.point if last.point.id else None
     repairs = _repairs(view)
     repaired = before is not None and repairs != before.repairs
-    # The log first, then the configuration with the offsets.
+    # The log first, then the configuration with the consumer offsets.
     again, is_same = _mend(view, uploads, stored_end) if repaired else (False, True)
     for _part in copy_log(view, uploads, stored_end, end):
         pass
@@ -238,15 +240,15 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     own = not is_same or (before is not None and before.own)
     if own:
         notes.append("a repair changed messages that the backup still has in their original "
-                     "form; the backup keeps its own, and `rmqctl restore` restores those")
+                     "form; the backup keeps the originals, and `rmqctl restore` restores them")
     missing = lacking(view, stored_end if before else view.log.min_offset, end, notes)
-    if before is not None and before.id >= id_of(now):  # a clock that was set back
+    if before is not None and before.id >= id_of(now):  # the clock was set back
         now = before.time + 1
-    # What earlier runs noted of the log, and is not copied again.
+    # Damage that earlier runs found in the log, unless the range was copied again.
     there = {relative(view, file) for file in view.log.files}
     earlier = [hole for hole in last.holes if not again or hole.file not in there]
     log = {name: uploads.objects.listed(held) for name, held in uploads.log.items()}
-    # What a running broker commits meanwhile is ahead; what else is ahead tells of lost messages.
+    # Lower offsets only if a broker is running: see `backup._grown`.
     lowered = _lower_offsets(view, uploads) if view.snapshot is not None else 0
     stored = {**uploads.others, **entries.held(view.log.min_offset)}
     point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
@@ -264,8 +266,8 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
 
 
 def _lower_offsets(view: Store, uploads: _Uploads) -> int:
-    """Lower consumer offsets in files that are beyond the end of their copied queue to that end, in
-    the stored files only. Return the number of lowered offsets.
+    """Lower consumer offsets beyond the end of their copied queue to this end, in the stored files
+    only; offsets in RocksDB are not changed. Return the number of lowered offsets.
     """
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)
@@ -279,12 +281,14 @@ def _lower_offsets(view: Store, uploads: _Uploads) -> int:
 
 
 def _settings(view: Store, last: Note) -> dict[str, Any]:
-    """Return the settings with which queues and index were created, as far as known."""
+    """Return the settings with which queues and index were created. Settings that are unknown have
+    the values of the previous point.
+    """
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
              if view.index_listing.files}
     try:
         configuration = configured(view, shape)
-    except RmqctlError:  # what the store remembers of it is damaged
+    except RmqctlError:  # the store's own record of its settings is damaged
         return last.settings
     values = {name: getattr(configuration.settings, name) for name in SETTINGS}
     return {**values, "batch_topics": sorted(configuration.batch_topics)}
@@ -295,15 +299,15 @@ def _repairs(view: Store) -> tuple[str, ...]:
 
 
 def _stored_end(view: Store, objects: Objects, last: Note | None, end: int) -> int:
-    """Return the physical offset up to which the backup has the log: the end of the last complete
-    record. Raises: RefusedError if the backup belongs to another store, or if the store's log was
-    truncated.
+    """Return the physical offset after the last complete record in the backup's log. Raises:
+    RefusedError if the backup belongs to another store, or if the store's log was truncated.
     """
     if last is None:
         return view.log.min_offset
     stored_end = last.point.whole_end
     if end < stored_end:
-        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, the log in "
+                           f"{objects.where('')} at "
                            f"{stored_end:,}: the end of the log is damaged (see `rmqctl doctor "
                            "STORE`) or was truncated, or this is another store: choose a new "
                            "place for its backup")
@@ -315,8 +319,8 @@ def _stored_end(view: Store, objects: Objects, last: Note | None, end: int) -> i
 
 
 def _goes_on(view: Store, objects: Objects, last: Note, stored_end: int) -> bool:
-    """Return whether the store's log equals the end of the stored log, apart from changes that a
-    repair makes.
+    """Return whether the end of the stored log matches the store's log, apart from differences that
+    a repair causes.
     """
     file = view.log.file_of(stored_end - 1)
     if file is None:
@@ -344,10 +348,10 @@ def _tail(view: Store, end: int) -> str:
 
 
 def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
-    """Store the ranges that were damaged when they were first copied, after the store was repaired
-    in place. Nothing else is replaced: a message that the repair replaced by a filler may be intact
-    in the backup. Return (whether anything was stored, whether the stored log equals the store's
-    log up to ``stored_end``). Raises: StoreIOError.
+    """Store again the ranges that were damaged when they were first copied, because the store was
+    repaired in place since. Nothing else is replaced: a message that the repair replaced by a
+    filler may be intact in the backup. Return (whether anything was stored, whether the stored log
+    equals the store's log up to ``stored_end``). Raises: StoreIOError.
     """
     again, is_same = False, True
     for file in view.log.files:
@@ -380,8 +384,8 @@ def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
 
 
 def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
-    """Yield the pieces up to `end`, and each zero range between two pieces as pieces without
-    a sum.
+    """Yield the pieces up to ``end``. Between two pieces, the zeros are yielded as pieces with an
+    empty SHA-256.
     """
     position = 0
     for piece in (*(piece for piece in pieces if piece.end <= end), Piece(end, end, "")):
@@ -400,8 +404,8 @@ def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Create the store ``target`` from a backup at a URL, as `restore.restore` does. Each object is
-    compared with its SHA-256. Raises: StoreIOError.
+    """Create the store ``target`` from a backup at a URL, as `restore.restore` does. Each
+    downloaded object is compared with its SHA-256. Raises: StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")
@@ -416,13 +420,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         bad: list[RmqctlError] = []
         point_notes = objects.require_notes(bad)
         points = [note.point for note in point_notes]
-        # The log of the newest point, and all else of one at which the log is long enough.
+        # The log is the newest point's; other structures are from a point that includes the end.
         newest = point_notes[-1]
         last, chosen = newest, point_at(points, until)
         if point is not None:
             last = next((note for note in point_notes if note.point.id == point), Note(_NO_POINT))
             if not last.point.id:
-                raise UsageError(f"{objects.where('')}: no restore point {point}: it has "
+                raise UsageError(f"{objects.where('')}: no restore point {point}: the backup has "
                                  f"{points[0].id} to {points[-1].id}")
         elif offset is not None:
             last = next((note for note in point_notes if note.point.log_end >= offset), newest)
@@ -437,7 +441,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         for name, held in newest.log.items():
             if not is_expired(name, held, points[0]) and _base(name) <= last.point.log_end:
                 _fetch(objects, copies, LOG, name, held)
-        # Where the log is to end, which says of which point the rest is.
+        # The end of the restored log determines the point of the other structures.
         rest = last
         with Store.open(part) as store, store.up_to(newest.point.log_end) as whole:
             end = end_of(whole, last.point, newest.point)
@@ -466,7 +470,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         files = [file for file in store.log.files if file.base < end]
         _cut(copies, store, end)
         is_plain, generation = not any(file.head for file in store.log.files), store.generation
-    if last.queues == "rocksdb":  # a file of a data base says that the queues are in one
+    if last.queues == "rocksdb":  # this file marks the folder as a RocksDB database
         copies.whole(os.path.join("consumequeue", "LOCK"), b"")
     elif last.queues == "double":
         notes.append("the consume queues are in files; a broker with rocksdbCQDoubleWriteEnable "
@@ -487,7 +491,7 @@ def _only_entries_tell(point_notes: Sequence[Note]) -> bool:
 
 
 def _base(name: str) -> int:
-    """Return the physical offset at which a log file starts, from its name."""
+    """Return the physical offset at which a log file with this name starts; 0 for other names."""
     last = os.path.basename(name)
     return int(last) if last.isdigit() else 0
 
@@ -507,7 +511,9 @@ def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held)
 
 
 def _require_cuttable(store: Store, where: str) -> None:
-    """Raise RefusedError for a layout that can be restored only at a restore point."""
+    """Raise RefusedError if the log must not be truncated, so that only a restore point can be
+    restored.
+    """
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
@@ -516,7 +522,9 @@ def _require_cuttable(store: Store, where: str) -> None:
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:
-    """Truncate the downloaded log at ``end``. A file that starts at ``end`` is kept, empty."""
+    """Truncate the downloaded log at ``end``. A file that starts at ``end`` is kept as an empty
+    file.
+    """
     for file in store.log.files:
         name = os.path.relpath(file.path, store.root)
         if file.base > end:

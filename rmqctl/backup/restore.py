@@ -48,19 +48,22 @@ if TYPE_CHECKING:
 _PART = ".restoring"
 _LOGS = ("commitlog", "data")
 IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
-"""Files with the identity of the copied broker: a controller assigns a new broker its own
-identity.
+"""Files with the identity of the broker whose store was copied; a controller assigns each new
+broker its own identity.
 """
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALL = ("config", "checkpoint")
-"""Structures restored from the chosen point; all other structures are from the newest point."""
+"""Structures that are restored as of the chosen point; all others are restored as of the newest
+point.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore: the log up to `end`, with the configuration and the offsets of `point`.
-    `lowered`: number of consumer offsets that were lowered to the end of their queue. `faults`:
-    number of damaged parts of the backup that were restored nevertheless.
+    """Result of a restore. ``point``: the point whose configuration and consumer offsets were
+    restored. ``end``: end of the restored log. ``files``: number of restored log files.
+    ``lowered``: number of consumer offsets that were lowered to the end of their queue. ``faults``:
+    number of damaged parts of the backup that were restored in spite of the damage.
     """
 
     point: Point
@@ -72,8 +75,8 @@ class Restored:
 
 
 def point_at(points: Sequence[Point], until: int | None) -> Point:
-    """Return the newest point that is not later than ``until`` (epoch ms); the oldest point if all
-    are later.
+    """Return the newest point at or before ``until`` (epoch ms); the oldest point if all points are
+    later.
     """
     older = [point for point in points if until is None or point.time <= until]
     return older[-1] if older else points[0]
@@ -82,13 +85,14 @@ def point_at(points: Sequence[Point], until: int | None) -> Point:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Create the store `target` from a backup: at its newest restore point, at `point`, with the
-    messages stored up to the time `until` (epoch ms), or with those before a physical `offset`.
+    """Create the store ``target`` from a backup: at the newest restore point, at ``point``, with
+    the messages stored up to the time ``until`` (epoch ms), or with the messages before the
+    physical ``offset``.
 
-    `target` gets its name when it is complete. `seed_slave`: restore without the broker's identity,
-    and only if the log equals the master's. Raises: RefusedError unless `target` does not exist or
-    is empty, NotAStoreError if `backup` is not a backup, UsageError for an unknown point,
-    StoreIOError.
+    The store gets the name ``target`` only when it is complete. ``seed_slave``: restore without the
+    broker's identity, and only if the log equals the master's. Raises: RefusedError if ``target``
+    exists and is not empty, NotAStoreError if ``backup`` is not a backup, UsageError for an unknown
+    point, StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")
@@ -100,7 +104,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
 
 @contextmanager
 def removed_unless_done(part: str) -> Iterator[None]:
-    """Remove the partly restored store if an error occurs."""
+    """Remove the partly restored store in the folder ``part`` if an error occurs."""
     try:
         yield
     except BaseException:
@@ -114,11 +118,11 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
               point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
     bad: list[RmqctlError] = []
     points = require_points(backup, bad)
-    # The configuration of a point, and where the log is to end.
+    # Choose the point of the configuration, and the end of the log.
     chosen = point_at(points, until) if not point else next(
         (candidate for candidate in points if candidate.id == point), None)
     if chosen is None:
-        raise UsageError(f"{backup}: no restore point {point}: it has {points[0].id} to "
+        raise UsageError(f"{backup}: no restore point {point}: the backup has {points[0].id} to "
                          f"{points[-1].id}")
     newest = points[-1]
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
@@ -128,18 +132,18 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         elif offset is not None:
             end = _border(whole, offset)
             chosen = next((candidate for candidate in points if candidate.log_end >= end), newest)
-        # What the copied bytes should be, and are not.
+        # Parts of the backup that do not match their SHA-256.
         faults = [fault for fault in check(backup, points, pace) if _concerns(fault, chosen, end)]
         notes = [*map(str, bad), *(f"{fault.file}: {fault.reason}" for fault in faults),
                  *notes_of(chosen, until, end), *without_messages(whole, until, end)]
-        # What a run that was killed had copied is no restore point yet.
+        # The log may be longer than the newest point's: an unfinished run copied more of it.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
             raise RefusedError(f"{backup}: a DLedger log, or consume queues in files and "
                                "RocksDB, can only be restored at the newest restore point")
         if seed_slave:
             refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
-        # All is put together beside its place.
+        # The store is prepared in a folder next to the target.
         make_folders(part)
         copies = Copies(part, pace)
         with moment.at(store, end) as view:
@@ -155,9 +159,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
         is_derived = _is_derived(store)
-    # Of a run that was killed, or goes on, one may be half written. What was damaged in the store
-    # may be damaged in the copy; of a damaged log, or a topic that was made again, entries may be
-    # all that tells.
+    # Rebuild the consume queues from the log if an unfinished run may have written only a part of
+    # an entry. Keep the copied entries if the log may not determine them: after damage, or for a
+    # topic that was created again. Queues that a later point replaced are always rebuilt.
     entries = is_begun(backup) or newest.own or not (any(
         other.missing or other.again or any(is_of_log(hole.file) for hole in other.damaged)
         for other in points) or faults or not is_derived) or any(
@@ -169,14 +173,14 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _concerns(fault: ChangedRange, chosen: Point, end: int) -> bool:
-    """Return whether a fault of the backup affects what is restored."""
+    """Return whether a fault of the backup is in a part of the backup that is restored."""
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
 
 
 def is_of_log(file: str) -> bool:
-    """Return whether a file of a backup is a log file, from its name."""
+    """Return whether a path in a backup is that of a log file."""
     folder, name = os.path.split(file)
     return os.path.basename(folder) in _LOGS and name.isdigit()
 
@@ -185,22 +189,21 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
              chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
-    """Turn the copy in the folder `part` into a store whose log ends at `end`, and rename it to
-    `target`. Return the number of lowered consumer offsets. `queues`: the queues that the store had
-    (None: only the queues in the copy are known). `bare`: values of `Settings` for a copy without
-    an index and, unless it `has_entries`, without consume queues, which are then rebuilt. Raises:
-    StoreIOError.
+    """Turn the copy in the folder ``part`` into a store whose log ends at ``end``, and rename the
+    folder to ``target``. Return the number of lowered consumer offsets. ``queues``: the queues that
+    the store had (None: use the queues in the copy). ``bare``: values of `Settings` for a copy that
+    has no index and, unless ``has_entries``, no consume queues; the missing structures are rebuilt.
+    Raises: StoreIOError.
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
             {"index"} if has_entries else {"consumequeue", "index"})))
-    # What the moment does not cover by itself: timers, epochs, compaction logs, queues in RocksDB,
-    # offsets.
+    # `moment.at` does not truncate timers, epochs, compaction logs, queues in RocksDB and offsets.
     if is_cut:
         notes += [note for note in _carried_out(part, lambda store, scratch: truncate(
             store, end, generation, scratch=scratch).plan) if AHEAD not in note]
     notes += _carried_out(part, lambda store, _scratch: _with_compaction(store, queues))
-    # Queues that a later point replaced follow from the log.
+    # Rebuild the queues (and the index) from the log.
     if entries:
         _carried_out(part, _with_entries)
     notes += without_deleted(part, chosen, end)
@@ -218,7 +221,7 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
 
 
 def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
-    """Raise RefusedError if no slave can be created from the backup."""
+    """Raise RefusedError if a slave cannot be created from the backup."""
     if newest.own:
         raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store, "
                            "so its log is not the master's. Back up the master into a new folder")
@@ -228,8 +231,8 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
 
 
 def refuse_taken(target: str) -> str:
-    """Return the folder next to the target in which the store is prepared. Raises: RefusedError if
-    the target or this folder is in use.
+    """Return the path of the folder, next to the target, in which the store is prepared. Raises:
+    RefusedError if the target is not empty, or if this folder already exists.
     """
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
         raise RefusedError(f"{target}: not a folder")
@@ -247,7 +250,7 @@ def refuse_taken(target: str) -> str:
 
 
 def _is_derived(store: Store) -> bool:
-    """Return whether queues and index can be rebuilt from the log, so that the log can be
+    """Return whether queues and index can be rebuilt from the log; only then can the log be
     truncated.
     """
     try:
@@ -264,8 +267,8 @@ def _reaches_beyond(store: Store, end: int) -> bool:
 
 
 def end_of(store: Store, point: Point, newest: Point) -> int:
-    """Return the end of a point's log, or of its last complete record if the record after it was
-    incomplete at that time and has been overwritten since.
+    """Return the end of a point's log; if the log ended with an incomplete record that has been
+    overwritten since, the end of the last complete record.
     """
     if point.whole_end < point.log_end < newest.log_end and not store.layout.is_dledger:
         try:
@@ -276,7 +279,9 @@ def end_of(store: Store, point: Point, newest: Point) -> int:
 
 
 def end_at(store: Store, until: int, end: int) -> int:
-    """Return the end of the part of the log that contains the messages stored up to a time."""
+    """Return the physical offset of the first message that was stored after the time ``until``; the
+    end of the log, ``end``, if no message was.
+    """
     log = store.log
     for file in reversed(log.files):
         offset = None
@@ -294,7 +299,7 @@ def end_at(store: Store, until: int, end: int) -> int:
 
 
 def without_messages(store: Store, until: int | None, end: int) -> list[str]:
-    """Return a note if the time ``until`` is before the first message."""
+    """Return a note if all messages of the log were stored after the time ``until``."""
     if until is None or end > store.log.min_offset:
         return []
     first = next((batch for batch in store.log.walk() if len(batch)), None)
@@ -304,13 +309,13 @@ def without_messages(store: Store, until: int | None, end: int) -> list[str]:
 
 
 def _border(store: Store, offset: int) -> int:
-    """Return the offset. Raises: RefusedError unless a record begins or ends there."""
+    """Return ``offset``. Raises: RefusedError unless a record begins or ends at this offset."""
     border(store, offset)
     return offset
 
 
 def notes_of(point: Point, until: int | None, end: int) -> list[str]:
-    """Return notes on how the configuration of a point differs from a log that ends at `end`."""
+    """Return notes if the configuration of a point does not match a log that ends at ``end``."""
     notes = []
     if point.log_folders:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
@@ -333,8 +338,8 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
 
 
 def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
-    """Restore the versions that a point had of files that a later run replaced; remove files that
-    did not exist at that point. Raises: StoreIOError.
+    """Restore the files that a later run replaced, in the version of the point ``last``; remove
+    files that did not exist at that point. Raises: StoreIOError.
     """
     if last.appended is not None:
         for name in set(appended_files(copies.root)).difference(last.appended):
@@ -348,8 +353,9 @@ def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> No
 
 
 def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
-    """Return the plan that truncates compaction logs at the end of their queues: they were copied
-    after the end of the log was determined. Queues in ``queues`` without a message begin at 0.
+    """Return the plan that truncates compaction logs at the end of their queues: these logs were
+    copied after the end of the log was determined. A queue in ``queues`` that has no message ends
+    at 0.
     """
     keys = store.known_queues.keys() if queues is None else queues
     ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0
@@ -367,7 +373,7 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
         yield lambda _bytes: None
 
-    # A broker may be set to write no index.
+    # A store may have no index, because a broker can be configured to write none.
     if only is None:
         only = frozenset({"consumequeue", "index"} if store.index_listing.files else {
             "consumequeue"})
@@ -376,7 +382,9 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:
-    """Carry out a plan for the store that is being created; return the plan's notes."""
+    """Compute a plan for the store in the folder ``root`` and carry it out; return the plan's
+    notes.
+    """
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.planned import planned
 

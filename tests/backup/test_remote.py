@@ -384,7 +384,7 @@ def test_a_repair_that_filled_messages_does_not_reach_the_backup(
     rmqctl("recover", root, "--apply", "--yes").expect(1)
     growing(200, 10)
     done = rmqctl("backup", root, url).expect(0)
-    assert "keeps its own" in " ".join(done.err.split())
+    assert "keeps the originals" in " ".join(done.err.split())
     restore(url, str(tmp_path / "new"))
     assert messages(tmp_path / "new")[:200] == before
     assert findings(tmp_path / "new") == set()
