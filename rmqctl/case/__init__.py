@@ -1,3 +1,3 @@
-"""Evidence folders: the contents of a store, a file or an image, how they were determined, and
-checksums that prove that nothing has changed.
+"""Evidence folders: the contents of a store, a file or a disk image, the commands that determined
+these contents, and checksums that prove that nothing has changed since.
 """

@@ -1,5 +1,5 @@
-"""Creation of an evidence folder: the originals and their checksums first, then rmqctl's findings,
-then checksums of everything.
+"""Create an evidence folder: first a list of the originals with their checksums, then rmqctl's
+findings, then the checksums of all files of the folder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ SUMMARY, REPORT = "case.json", "report.html"
 MAX_FINDINGS = 10_000
 DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MAX_FINDINGS)),
              "preflight": (), "offsets": ()}
-"""Commands that print one JSON document, with their options."""
+"""Commands that print one JSON document, each with its options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Subject of an examination. `words`: the arguments of an rmqctl command on the subject, with
-    the options for reading it. `redact`: the option passed to commands that redact. `redaction`:
-    the key of the redaction; commands read it from the file descriptor `key`.
+    """Subject of an examination. ``words``: returns the arguments of an rmqctl command on the
+    subject. ``redaction``: redaction of the output, if any. ``redact``: option for the commands
+    that redact their own output. ``key``: file descriptor from which these commands read the
+    redaction's key.
     """
 
     root: str
@@ -44,7 +45,9 @@ class Case:
 
 @dataclass(slots=True)
 class CaseResult:
-    """Result of an examination. `problems`: reasons why data is missing in the folder."""
+    """Result of an examination. ``problems``: reasons why the folder is incomplete. ``sums``:
+    SHA-256 of the file of checksums.
+    """
 
     summary: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -53,9 +56,9 @@ class CaseResult:
 
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
             size: int) -> CaseResult:
-    """Create the evidence folder ``target``. ``step`` receives the name and the number of bytes of
-    the step that starts, and returns a function that receives the bytes processed.
-    Raises: StoreIOError, RefusedError.
+    """Create the evidence folder ``target``. ``step`` is called with the name and the number of
+    bytes of each step when the step starts; it returns a function that is called with the number of
+    bytes processed. Raises: StoreIOError, RefusedError.
     """
     result, folder = CaseResult(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)
@@ -93,7 +96,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
 
 def _examined(case: Case, folder: Folder, runs: CommandRuns, copies: DamageCopies,
               step: Callable[[str], object]) -> dict[str, Any]:
-    """Run the commands; return the part of the summary that describes their output."""
+    """Run the commands; return the part of the summary that is about their output."""
     documents: dict[str, Any] = {}
     live = None
     if case.is_store:

@@ -1,7 +1,7 @@
-"""An evidence folder: files with known names, a marker while it is unfinished, and checksums.
+"""An evidence folder: files with known names, a marker file while it is unfinished, and checksums.
 
-Everything is written in place, so a killed run leaves its files and `UNFINISHED`, which is deleted
-last. `SUMS` names every other file; `sha256sum -c` reads it.
+Files are written in place. A killed run leaves its files and the marker file `UNFINISHED`, which is
+deleted last. The file `SUMS` lists the checksums of all other files; `sha256sum -c` reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLDER_MODE = 0o700
 
 
 class _NamedFile(io.FileIO):
-    """A file that names itself in write errors (StoreIOError)."""
+    """A file whose write errors (StoreIOError) contain its name."""
 
     def write(self, data: Any) -> int:
         try:
@@ -44,8 +44,8 @@ class _NamedFile(io.FileIO):
 
 
 class Folder:
-    """A new evidence folder at ``path``, which is empty or does not exist.
-    Raises: StoreIOError.
+    """A new evidence folder. ``path`` does not exist yet, or is an empty folder. Raises:
+    StoreIOError.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,7 +62,7 @@ class Folder:
         return os.path.join(self.path, name)
 
     def new(self, name: str) -> io.BufferedWriter:
-        """Return a new file to write to; create its folder.
+        """Create a file, and its folder if it does not exist; return the file, open for writing.
         Raises: StoreIOError.
         """
         path = self.at(name)
@@ -73,15 +73,13 @@ class Folder:
             raise StoreIOError.from_oserror(error, path, "make") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file with these bytes.
-        Raises: StoreIOError.
-        """
+        """Create a file with these bytes. Raises: StoreIOError."""
         with self.new(name) as file:
             file.write(data)
 
     def finish(self) -> str:
-        """Flush everything to disk, write the checksums and delete the marker; return the checksum
-        of the file of checksums.
+        """Fsync all files, write the file of checksums and delete the marker file. Return the
+        SHA-256 of the file of checksums.
         """
         lines = []
         folders = [self.path]
@@ -119,7 +117,7 @@ def _hash(fd: int, digest: Any, path: str) -> None:
 
 
 def names(root: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder, with /, sorted within each folder."""
+    """Yield the relative path of each file below a folder, sorted within each folder."""
     def failed(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "list")
 
@@ -135,7 +133,7 @@ def names(root: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Check:
-    """Result of checking an evidence folder."""
+    """Result of checking an evidence folder against its checksums."""
 
     folder: str
     finished: bool
@@ -192,8 +190,8 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """Return (name, checksum) of a line of checksums; a name outside the folder counts
-    as missing.
+    """Return (name, checksum) from a line of the file of checksums; None for an empty line. For an
+    invalid line, the name is a description of the line, which is then reported as missing.
     """
     is_escaped, line = line.startswith(b"\\"), line.removeprefix(b"\\")
     digest, gap, name = line.partition(b"  ")
@@ -206,5 +204,5 @@ def _parsed(line: bytes) -> tuple[str, str] | None:
 
 
 def json_line(value: Any) -> bytes:
-    """Return a value as one line of JSON; bytes that are not text are written as escapes."""
+    """Return a value as one line of JSON in ASCII; bytes that are not text become escapes."""
     return json.dumps(value, ensure_ascii=True).encode() + b"\n"

@@ -1,8 +1,8 @@
 """Inventory of the originals: every file below a path with its checksum, and whether any file
-changed in the meantime.
+changed during the examination.
 
 Links are listed but not followed, except links to folders of the log. Only regular files are
-opened, except for a device that the user names.
+opened, and a device only if the user names it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", st
 
 @dataclass(slots=True)
 class Inventory:
-    """Result of listing the originals. `problems`: descriptions of the first few problems;
-    `unread`: number of unreadable files.
+    """Result of listing the originals. ``problems``: descriptions of the first 20 problems.
+    ``unread``: number of originals that could not be read.
     """
 
     files: int = 0
@@ -44,8 +44,8 @@ class Inventory:
 
 def take(folder: Folder, root: str, log_folders: Iterable[str],
          advance: Callable[[int], None]) -> Inventory:
-    """List and hash all originals into the evidence folder.
-    Raises: StoreIOError.
+    """Write the list of all originals and their checksums to the evidence folder. Raises:
+    StoreIOError.
     """
     inventory = Inventory()
     base = base_of(root)
@@ -78,7 +78,7 @@ def take(folder: Folder, root: str, log_folders: Iterable[str],
 
 
 def base_of(root: str) -> str:
-    """Return the folder that the names of originals are relative to."""
+    """Return the folder to which the paths of the originals are relative."""
     return root if os.path.isdir(root) else os.path.dirname(root)
 
 
@@ -93,7 +93,9 @@ def _row(name: str, about: os.stat_result) -> dict[str, Any]:
 
 def entries(root: str, log_folders: Iterable[str],
             problem: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path, its stat result) of a file, or of everything below a folder."""
+    """Yield (path, stat result) of each file, folder and link below ``root`` and below the folders
+    of the log; if ``root`` is a file, yield the file.
+    """
     def failed(error: OSError) -> None:
         problem(str(StoreIOError.from_oserror(error)))
 
@@ -117,8 +119,8 @@ def entries(root: str, log_folders: Iterable[str],
 
 
 def stamps(root: str, log_folders: Iterable[str]) -> dict[str, int]:
-    """Return one number computed from the sizes, times and names of all originals; any change in
-    these changes the number.
+    """Return the number of originals and a hash of their names, sizes and times. If an original
+    changes, the hash changes.
     """
     total, count = 0, 0
     for path, about in entries(root, log_folders, lambda _text: None):

@@ -1,4 +1,4 @@
-"""``README.txt``: a description of an evidence folder for readers who do not know rmqctl."""
+"""``README.txt``: a description of the evidence folder for readers who do not know rmqctl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RESULTS = {
     "doubtful": "intact, but it may be part of the body of a damaged message",
     "misplaced": "intact, but other records contradict its physical offset",
     "embedded-in-damage": "intact, but after or inside damage: a message, or a copy in the body "
-                          "of a damaged one",
+                          "of a damaged message",
     "damaged": "its body does not match its checksum",
     "duplicate": "the same record as one found before",
 }
@@ -40,7 +40,7 @@ _RESULTS = {
 
 def readme(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
            present: Collection[str]) -> bytes:
-    """Return the page: plain text, at most 78 columns wide except for names and commands."""
+    """Return the text of the file: at most 78 columns wide except for names and commands."""
     lines = [*_lines(summary, runs, present)]
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
@@ -109,7 +109,5 @@ def _folded(text: str, indent: int) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line, even if a name in it contains line breaks or other special
-    characters.
-    """
+    """Return a text as one line: line breaks and other special characters become escapes."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

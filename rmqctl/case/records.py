@@ -1,5 +1,5 @@
-"""Bytes that a case keeps: a copy of every damaged location that a finding names, and the records
-that carving finds in addition to the messages of the store.
+"""Bytes that an evidence folder keeps: a copy of each damaged range that a finding names, and the
+records that carving finds in addition to the messages of the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _in = lru_cache(maxsize=4096)(os.path.realpath)
 
 
 class DamageCopies:
-    """Copies of damaged locations, with an index. ``redaction``: if given, keep only digests."""
+    """Copies of damaged ranges, with an index. ``redaction``: if not None, the index contains
+    digests and the ranges are not copied.
+    """
 
     def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
         self._folder, self._redaction = folder, redaction
@@ -45,7 +47,9 @@ class DamageCopies:
         self._index.close()
 
     def add(self, path: str, position: int, length: int, about: Mapping[str, Any]) -> None:
-        """Copy a range of a file; the index lists ranges that cannot be read."""
+        """Copy a range of a file. If the range cannot be read, add only an index entry with the
+        error.
+        """
         place = _in(path), position, length
         if length <= 0 or place in self._seen:
             return
@@ -81,7 +85,7 @@ class DamageCopies:
 
 
 class FindingPlaces:
-    """The locations in the findings of `verify`."""
+    """The byte ranges in the findings of `verify`."""
 
     def __init__(self, findings: Iterable[Mapping[str, Any]]) -> None:
         self._by_file: dict[str, list[tuple[int, int, str]]] = {}
@@ -93,14 +97,18 @@ class FindingPlaces:
             ranges.sort()
 
     def at(self, path: str, position: int) -> str | None:
-        """Return the category of the finding at this location."""
+        """Return the category of the finding whose range includes this position; None if no range
+        does.
+        """
         ranges = self._by_file.get(_in(path), [])
         number = bisect_right(ranges, (position, 1 << 63, "")) - 1
         return ranges[number][2] if number >= 0 and position < ranges[number][1] else None
 
 
 class Live:
-    """The physical offsets of the messages in a store: 8 bytes each, on disk."""
+    """The positions of a store's messages in its log files, kept on disk with 8 bytes per
+    message.
+    """
 
     def __init__(self, root: str, exported: Iterable[bytes]) -> None:
         self._by_file: dict[str, Array] = {}
@@ -133,9 +141,9 @@ class Live:
 
 def carve(runs: CommandRuns, folder: Folder, words: Sequence[str], live: Live | None,
           places: FindingPlaces, copies: DamageCopies) -> Counter[str]:
-    """Carve, and keep all records except the ``live`` ones, each with the method that found it;
-    return the number of records by kind.
-    Raises: StoreIOError.
+    """Carve, and write all records that are not messages of the store (``live``) to the evidence
+    folder, each with its kind (``found``). Return the number of records of each kind. Raises:
+    StoreIOError.
     """
     counts: Counter[str] = Counter()
     with folder.new(CARVED) as out, runs.run(words, CARVED, subprocess.PIPE) as process:

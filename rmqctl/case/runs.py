@@ -1,4 +1,4 @@
-"""Commands of a case: each is a logged run of rmqctl, as an examiner would type it."""
+"""The rmqctl commands of an examination, run as an examiner would type them; each run is logged."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ MEANINGS = {0: "done", 1: "findings", 2: "usage", 3: "not available", 4: "held b
             5: "I/O error", 6: "refused", 70: "internal error of rmqctl"}
 _DONE = (0, 1)
 _PROGRAM = (sys.executable, "-P", "-m", "rmqctl")
-"""Command that starts rmqctl; -P keeps Python from loading modules from the working directory,
+"""Command that starts rmqctl. With -P, Python does not load modules from the working directory,
 which may be untrusted.
 """
 _MOUNTS = "/proc/self/mountinfo"
 
 
 def now() -> str:
-    """Return the time, in UTC."""
+    """Return the current time in UTC, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def host(path: str, *, redacted: bool) -> dict[str, Any]:
-    """Return the facts about the machine that an examiner needs; `redacted`: omit all names."""
+    """Return facts about the machine and its clock for the examiner. ``redacted``: omit
+    all names.
+    """
     facts: dict[str, Any] = {
         "rmqctl": __version__, "python": platform.python_version(), "system": platform.system(),
         "release": platform.release(), "machine": platform.machine(), "time_zone": time.tzname[0],
@@ -51,7 +53,7 @@ def host(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
-    """Return the mount options of the file system of the originals, if the system reports them."""
+    """Return the mount options of the file system that contains the originals; empty if unknown."""
     best: tuple[str, dict[str, Any]] = "", {}
     with suppress(OSError, ValueError, IndexError), open(_MOUNTS, encoding="utf-8",
                                                          errors="surrogateescape") as file:
@@ -69,8 +71,8 @@ def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 class CommandRuns:
-    """A runner of commands, one after the other. ``redaction``: applied to the output of the
-    commands; ``passed``: file descriptors that the commands inherit.
+    """Runner of commands, one after the other. ``redaction``: applied to the commands' output.
+    ``passed``: file descriptors that the commands inherit.
     """
 
     def __init__(self, folder: Folder, redaction: Redaction | None,
@@ -80,7 +82,7 @@ class CommandRuns:
         self.rows: list[dict[str, Any]] = []
 
     def note(self, row: dict[str, Any]) -> None:
-        """Append an entry to the log and flush the log."""
+        """Append an entry to the log of the runs and flush the log."""
         self._log.write(json_line(row))
         self._log.flush()
 
@@ -88,8 +90,8 @@ class CommandRuns:
         self._log.close()
 
     def document(self, words: Sequence[str], name: str) -> Any:
-        """Run a command that prints one JSON document, and write the document to the file ``name``;
-        return the document, or None if there is none.
+        """Run a command that prints one JSON document, and write the document to the file ``name``.
+        Return the document; None if the output is not JSON.
         """
         with tempfile.TemporaryFile() as out:
             self.finished(words, name, out)
@@ -105,18 +107,15 @@ class CommandRuns:
 
     def finished(self, words: Sequence[str], output: str,
                  out: IO[bytes] | int = DEVNULL) -> None:
-        """Run a command to its end.
-        Raises: StoreIOError.
-        """
+        """Run a command and wait until it ends. Raises: StoreIOError."""
         with self.run(words, output, out):
             pass
 
     @contextmanager
     def run(self, words: Sequence[str], output: str, out: IO[bytes] | int) -> Iterator[
             Popen[bytes]]:
-        """Run a command whose output is written to ``out`` or read by the caller; at the end of the
-        block, wait for the command and log it.
-        Raises: StoreIOError.
+        """Start a command whose output is written to ``out`` or read by the caller. At the end of
+        the ``with`` block, wait until the command ends, and log the run. Raises: StoreIOError.
         """
         number = len(self.rows) + 1
         stderr_path = f"stderr/{number:02d}-{words[0]}.txt"
