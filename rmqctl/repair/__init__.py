@@ -1,1 +1,3 @@
-"""Plans and their application: recover, salvage, truncate, expire, carve, undo."""
+"""Plans that change a store (recover, salvage, truncate, expire, carve), and how they are applied
+and undone.
+"""

@@ -1,8 +1,8 @@
-"""``--strategy broker``: the plan that leaves a store as a broker's own start would.
+"""``--strategy broker``: plan to leave a store as a broker's startup would leave it.
 
-`rmqctl.checks.preflight.preflight` predicts what a broker does, and this module turns the
-prediction into steps. The result is a store that the broker has loaded, dispatched to the end and
-stopped cleanly. Consume queues and index are rebuilt in a scratch folder, then compared.
+`rmqctl.checks.preflight.preflight` predicts what a broker does; this module turns the prediction
+into steps. The result is a store that a broker has loaded, dispatched to the end and closed
+cleanly. Consume queues and index are rebuilt in a scratch folder and compared with the store's.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 def plan_broker(store: Store, version: str | None, scratch: Scratch,
                 wall_clock: Callable[[], int], *, given: Mapping[str, Any] | None = None,
                 prediction: Prediction | None = None) -> Plan:
-    """Return the plan for an opened store; derived files are built in ``scratch``.
+    """Return the plan for an opened store. Derived files are built in ``scratch``.
 
-    ``version`` None: the version that `preflight` assumes. ``given``: values by the names of
-    `Settings`. ``prediction``: the result of `preflight` for this store and version, if it was run
-    already. If a broker does not start on the store, the plan is empty and its notes say why.
-    Raises: UsageError, StoreIOError, RefusedError, as `preflight` and `configured` do.
+    ``version``: version of the broker (None: the version that `preflight` assumes). ``given``:
+    values by the names of `Settings`. ``prediction``: the result of `preflight` for this store and
+    version, if `preflight` has already run. If a broker does not start on the store, the plan is
+    empty and its notes contain the reasons. Raises: UsageError, StoreIOError, RefusedError, as
+    `preflight` and `configured` do.
     """
     predicted = prediction or preflight(store, version)
     rules = as_configured(store, version_of(predicted.broker_version))
@@ -123,7 +124,7 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
 
 
 def _dropped(store: Store, predicted: Prediction) -> Dropped:
-    """Return the messages that the start truncates, those known only by entries included."""
+    """Return the messages that startup truncates, including messages known only from entries."""
     places = places_of(((message.physical_offset, message.size)
                         for message in predicted.lost_first), store.log.raw_at)
     lost = predicted.account
@@ -133,7 +134,9 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:
-    """Return the step for the checkpoint, if it changes; bytes unknown to the version stay."""
+    """Return the step that writes the checkpoint, if it changes. Bytes after the fields that the
+    version knows are kept.
+    """
     assert prediction.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
     exists = os.path.lexists(store.path("checkpoint"))
@@ -149,7 +152,7 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
 
 
 def _note(store: Store, predicted: Prediction) -> list[Step]:
-    """Return the step that notes the end of the log, if bytes or entries stay beyond it."""
+    """Return the step that records the new end of the log, if bytes or entries remain after it."""
     if not predicted.leaves or predicted.truncate_to is None:
         return []
     note = cut_at(store.log, predicted.truncate_to)
@@ -160,7 +163,7 @@ def _note(store: Store, predicted: Prediction) -> list[Step]:
 
 
 class _Derived:
-    """Rebuilds in ``scratch`` the derived files of ``store`` as ``prediction`` says."""
+    """The derived files of ``store``, rebuilt in ``scratch`` as ``prediction`` requires."""
 
     def __init__(self, store: Store, prediction: Prediction, version: BrokerVersion,
                  settings: Settings,
@@ -211,7 +214,9 @@ class _Derived:
                        leave=lambda relative: relative not in self._doomed)
 
     def _prepare(self, changed: list[QueueChange]) -> None:
-        """Copy in the files that the dispatcher appends to, without those moved aside before."""
+        """Copy into ``scratch`` the files to which the dispatcher appends, except files that are
+        moved aside.
+        """
         root = self._store.root
         make_folders(self._scratch.path("consumequeue"), durable=False)
         for change in changed:

@@ -1,7 +1,7 @@
-"""The configuration of the broker that wrote a store, as far as derived files depend on it.
+"""The settings of the broker that wrote a store, as far as derived files depend on them.
 
-Given values win, then what `init` recorded, then what the store itself shows. A note names each
-guess that may be wrong.
+A value that the user gives wins, then a value that `init` recorded, then a value that the store's
+files show. If a value is a guess that may be wrong, a note names it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The configuration for a repair: ``settings``, the topics with batch queues, and what had to
-    be assumed (``notes``).
+    """The configuration for a repair: ``settings``, ``batch_topics`` (the topics with batch
+    queues), and ``notes`` on assumed values.
 
-    ``topics_known``: whether config/topics.json names the topics with batch queues.
-    ``assumes_batch``: whether the size of batch consume queue files is a guess. ``index_unknown``:
-    why the shape of the present index files is unknown, else "".
+    ``topics_known``: whether config/topics.json can be read, which names the topics with batch
+    queues. ``assumes_batch``: whether the size of batch consume queue files is a guess.
+    ``index_unknown``: why the numbers of slots and entries of the existing index files are unknown;
+    "" if they are known.
     """
 
     settings: Settings
@@ -37,10 +38,10 @@ class Configured:
     index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
-        """Return the configuration with ``topics`` whose messages are inner batches, if it does not
-        name them.
+        """Return the configuration with ``topics`` (topics with inner batches) added to the topics
+        with batch queues, unless config/topics.json determines them.
 
-        A topic with plain consume queue files keeps them.
+        A topic with plain consume queue files keeps its plain queues.
         """
         if self.topics_known or self.settings.profile.generation < 5:
             return self
@@ -53,14 +54,13 @@ class Configured:
 
 
 def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = False) -> Configured:
-    """Return the configuration for a repair of an opened store. ``into_files``: consume queues in
-    RocksDB become files.
+    """Return the configuration for a repair of an opened store. ``into_files``: whether consume
+    queues in RocksDB are converted into files.
 
-    ``given`` are values by the names of `Settings`, None where not given. Messages that were
-    dispatched to further queues have a property that only such a broker writes. So multi-dispatch
-    and light queues count as on, unless they are switched off or the consume queues are those of a
-    broker without them.
-    Raises: whatever `resolve` does.
+    ``given``: values by the names of `Settings`; None for a value that is not given. Multi-dispatch
+    and LMQs count as enabled unless the user disables them, or unless the consume queues are those
+    of a broker without them: messages that were dispatched to further queues have a property that
+    only a broker with multi-dispatch writes. Raises: the exceptions of `resolve`.
     """
     # Values that the store itself shows win over defaults.
     light = store.light_queues
@@ -102,8 +102,8 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
-    """Return a note on the assumed size of a queue's files, and on what follows if it is wrong
-    (recovery.md §2).
+    """Return a note that the size of a queue's files is assumed, and what happens if the assumption
+    is wrong (recovery.md §2).
     """
     return (f"no {structure} file shows their size: assuming a broker's default, {size:,} bytes "
             f"({option}). A broker with another {name} does not start on such files{older}")

@@ -1,7 +1,8 @@
 """The checkpoint that a store should have for its log (checkpoint-and-small-files.md §1).
 
-A checkpoint that lags is always safe. A checkpoint that is missing, too short, zero or ahead of the
-log is rebuilt: otherwise a broker would scan the entire log after a crash, or too little of it.
+A checkpoint that is behind the log is always safe. A checkpoint that is missing, too short, zero or
+ahead of the log is rebuilt: after a crash, a broker would otherwise scan either the entire log or
+too little of it.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from rmqctl.store.store import Store
 NAME = "checkpoint"
 _MAX_SIZE = 1 << 16
 _NO_OFFSET = -1
-"""The value that a broker writes for an offset that it does not have."""
+"""Value that a broker writes for an unknown physical offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """The limits of a valid checkpoint. Times are store times (ms), 0 if unknown.
+    """Upper limits for the fields of a valid checkpoint. Times are store times in ms; 0 if unknown.
 
-    ``newest``: of the log; ``logics``: of the last message with a consume queue entry; ``index``:
-    of the end of the newest full index file. ``last`` and ``end``: physical offsets of the last
-    message (-1 without any) and of the end of the log.
+    ``newest``: time of the newest message in the log; ``logics``: time of the last message that has
+    a consume queue entry; ``index``: end time of the newest full index file. ``last``: physical
+    offset of the last message (-1 if the log is empty). ``end``: physical offset of the end of the
+    log.
     """
 
     newest: int
@@ -48,7 +50,9 @@ class CheckpointFacts:
 
 
 def facts_of(store: Store) -> CheckpointFacts:
-    """Return the facts of a store as it is, without reading its whole log. Raises: StoreIOError."""
+    """Return the facts of a store in its present state, without reading the whole log. Raises:
+    StoreIOError.
+    """
     log_end = find_end(store)
     index = 0
     for file in store.indexes_newest_first():
@@ -61,8 +65,8 @@ def facts_of(store: Store) -> CheckpointFacts:
 
 
 def _last_row(store: Store) -> int:
-    """Return the store time of the last message that an entry points to, checked against the log; 0
-    without one.
+    """Return the store time of the last message in the log to which a consume queue entry points; 0
+    if no entry points to a message.
     """
     places = [last_dispatched(store)]
     for queue in store.batch_queues.values():
@@ -79,7 +83,7 @@ def _last_row(store: Store) -> int:
 
 
 def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> CheckpointFacts:
-    """Return the facts after the steps of a rebuild. Raises: StoreIOError."""
+    """Return the facts of a store after the steps of a rebuild. Raises: StoreIOError."""
     logics, index = rebuilt.logics_timestamp, rebuilt.index_timestamp
     if CONSUMEQUEUE not in rebuilt.only or rebuilt.topic is not None:
         with Store.open(rebuilt.root, commitlog_dirs) as store:
@@ -93,10 +97,9 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> Checkpo
 
 
 def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
-    """Return the lost messages known only by the checkpoint that is replaced. ``facts``: of the
-    store after the repair; the checkpoint of an empty log stays. A DLedger member has another
-    checkpoint.
-    Raises: StoreIOError.
+    """Return the lost messages of which only the replaced checkpoint is evidence. ``facts``: facts
+    of the store after the repair. Return nothing for an empty log, whose checkpoint is kept, and
+    for a DLedger member, which has a different checkpoint. Raises: StoreIOError.
     """
     saved = store.checkpoint
     if store.nodes or saved is None or facts.last < 0 or not saved.knows_later(
@@ -109,12 +112,14 @@ def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
 
 def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
                      trust_index: bool = False) -> tuple[list[Step], list[Action]]:
-    """Return (steps, actions) for the checkpoint of the store at ``root``; nothing if it is valid.
+    """Return (steps, actions) that correct the checkpoint of the store at ``root``; both are empty
+    if it is valid.
 
-    Valid fields stay as they are. ``generation`` 5 also fills in the offset of the last message, as
-    the recovery of a 5.x broker does. ``trust_index``: the abort file stays although the index is
-    complete; a broker would then discard entries newer than the checkpoint's index time.
-    Raises: StoreIOError if the file cannot be read.
+    Valid fields are kept. With ``generation`` 5, the physical offset of the last message is also
+    filled in, as the recovery of a 5.x broker does. ``trust_index``: the abort file is kept
+    although the index is complete, so the index time must be raised: a broker would otherwise
+    discard index entries that are newer than this time. Raises: StoreIOError if the file cannot be
+    read.
     """
     # The page as it is; one that is not a file or too short counts as zeros.
     path = os.path.join(root, NAME)
@@ -159,7 +164,7 @@ def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
 
 def _right(old: CheckpointRecord, facts: CheckpointFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
-    """Return (the corrected fields, what was wrong with them; empty if nothing)."""
+    """Return (the corrected checkpoint, the reason for the correction or "")."""
     # Times: not later than what they represent.
     limits = {"physic_msg_timestamp": max(0, facts.newest),
               "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
@@ -191,6 +196,6 @@ def _right(old: CheckpointRecord, facts: CheckpointFacts, generation: int, *,
 
 
 def _shown(record: CheckpointRecord) -> dict[str, int]:
-    """Return the three times, and the offsets that are present, by field."""
+    """Return by name the fields to show: the three times, and each offset that is not 0."""
     return {name: value for name, value in record._asdict().items()
             if value or name in record._fields[:layout.CLASSIC_FIELDS]}

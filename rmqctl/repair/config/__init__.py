@@ -1,1 +1,3 @@
-"""Restore of configuration files that are missing or unreadable, as far as evidence allows."""
+"""Restore missing or unreadable configuration files, as far as the store contains
+evidence of them.
+"""

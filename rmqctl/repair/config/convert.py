@@ -1,8 +1,8 @@
-"""Conversion of topics, groups and consumer offsets from JSON files into RocksDB, from RocksDB into
-JSON, or from one form in RocksDB into the other (spec: rocksdb.md §7).
+"""Convert topics, groups and consumer offsets from JSON files to RocksDB, from RocksDB to JSON
+files, or from one RocksDB form to the other (spec: rocksdb.md §7).
 
-All values that a broker uses are converted. The old form is moved aside, and so is everything that
-a broker would read in preference to the new form, or import into it.
+All values that a broker uses are converted. The old form is moved aside, together with all files
+that a broker would read in preference to the new form or import into it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ _SETTINGS = {
     "rocksdb-v1": "storeType=defaultRocksDB and without configManagerVersion=v2",
     "rocksdb-v2": "configManagerVersion=v2 (5.3.2 or later)"}
 _BROADCAST = "@broadcast"
-"""Suffix of the group name under which a 5.x broker stores the smallest broadcast offset."""
+"""Suffix of a group name under which a 5.x broker stores the smallest offset of broadcast
+consumers.
+"""
 _LMQ = "lmqConsumerOffset.json"
 Entries = Iterator[tuple[bytes, bytes]]
 
 
 def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
-    """Return the plan that converts the configuration of ``store`` to the form ``to``; new
-    databases are built in ``scratch``. ``alone``: nothing else is converted with it.
-    Raises: RefusedError if it cannot be read in full; MissingExtraError, StoreIOError.
+    """Return the plan that converts the configuration of ``store`` to the form ``to``. New
+    databases are built in ``scratch``. ``alone``: whether only the configuration is converted; if
+    so, notes name the settings that a broker needs. Raises: RefusedError if the configuration
+    cannot be read completely; MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     if store.layout.config == to:
@@ -76,7 +79,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
 
 
 def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
-    """Yield notes: what else a broker needs to use this form."""
+    """Yield notes on the settings that a broker needs to use the form ``to``."""
     if to == "json" and store.layout.consumequeue == "rocksdb":
         yield ("the consume queues are in RocksDB: a broker with storeType=default does not read "
                "them")
@@ -91,8 +94,8 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
-    """Move aside the present configuration, and what a broker would read in preference to the new
-    form.
+    """Move aside the present configuration, and all files that a broker would read in preference to
+    the new form.
     """
     why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
@@ -137,7 +140,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
 
 
 def _databases(form: ConfigLayout) -> dict[str, list[str]]:
-    """Return the files that each database replaces."""
+    """Return, for each database of a form, the JSON files that it replaces."""
     inside: dict[str, list[str]] = {}
     for name, folder in CONFIG_DATABASES[form].items():
         inside.setdefault(folder, []).append(name)
@@ -146,10 +149,9 @@ def _databases(form: ConfigLayout) -> dict[str, list[str]]:
 
 def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str, Any]],
                  scratch: Scratch) -> list[Create]:
-    """Return the files of a database with ``values`` (by the names of the JSON files), to be
-    created in ``folder`` (relative to the root) and built in ``scratch``; the last file makes it a
-    database.
-    Raises: MissingExtraError, StoreIOError.
+    """Build a database with ``values`` (by the names of the JSON files) in ``scratch``. Return the
+    steps that create its files in ``folder`` (relative to the root). RocksDB opens the folder as a
+    database only when the last file exists. Raises: MissingExtraError, StoreIOError.
     """
     os.makedirs(scratch.path(FOLDER), exist_ok=True)
     families = _second(values) if form == "rocksdb-v2" else _first(*values.items())
@@ -159,9 +161,9 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
 
 def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """Return the steps that replace databases by ones with ``changed`` values (by the names of the
-    JSON files); the old ones are kept aside, and their other values are taken over.
-    Raises: RefusedError if not all of them can be read; MissingExtraError, StoreIOError.
+    """Return the steps that replace each database with a new one that contains the ``changed``
+    values (by the names of the JSON files) and the other values of the old one, which is moved
+    aside. Raises: RefusedError if a value cannot be read; MissingExtraError, StoreIOError.
     """
     form = store.layout.config
     steps: list[Step] = []
@@ -176,7 +178,7 @@ def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
 
 
 def _topic_and_group(key: str) -> tuple[str, str]:
-    """Return topic and group of a key of the offset table, as 5.3.3 splits it for the new form: the
+    """Split a key of the offset table into topic and group, as 5.3.3 does for the new form: the
     group of ``topic@group@broadcast`` is ``group@broadcast`` (`BroadcastOffsetManager`). Raises:
     RefusedError.
     """

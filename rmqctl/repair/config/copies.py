@@ -1,7 +1,7 @@
-"""Lost files of ``config/``, copied from another store of the same log.
+"""Copy lost files of ``config/`` from another store of the same log.
 
-A file is lost if neither it nor its ``.bak`` can be loaded, so that a broker would start without
-its content. The copy is the one that a broker would load from the other store.
+A file is lost if neither the file nor its ``.bak`` can be loaded, so that a broker would start
+without its content. The file that a broker would load from the other store is copied.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _KINDS = {
     "lmq-offsets": "later messages are delivered again",
     "delay": "later messages are delivered again",
 }
-"""Kinds of files that are copied, and the consequence if the copy is older."""
+"""Kinds of files that are copied, each with the consequence if the copied file is older."""
 
 
 def lost_config(store: Store, sources: Iterable[LogSource]) -> Planned:
-    """Return the steps that restore lost configuration; the first source that has a file counts."""
+    """Return the steps that restore lost configuration files, each from the first source that has
+    it.
+    """
     steps: list[Step] = []
     actions: list[Action] = []
     done: set[str] = set()
@@ -51,8 +53,8 @@ def lost_config(store: Store, sources: Iterable[LogSource]) -> Planned:
 
 
 def newer_offsets_of(store: Store, sources: Iterable[LogSource], taken: Planned) -> list[str]:
-    """Return notes on sources with greater consumer offsets; it is unknown which offsets are right.
-    ``taken``: the lost files that are copied from sources.
+    """Return notes on sources that have greater consumer offsets than this store; it is unknown
+    which offsets are right. ``taken``: plan for the lost files that are copied from sources.
     """
     origins = {action.proof["source"] for action in taken[1]
                if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}
@@ -64,7 +66,9 @@ def newer_offsets_of(store: Store, sources: Iterable[LogSource], taken: Planned)
 
 
 def _content(store: Store, file: ConfigFile) -> bytes | None:
-    """Return the bytes of the copy that a broker loads; None if it does not exist or is empty."""
+    """Return the bytes of the file that a broker loads (the file or its backup); None if it is
+    missing, empty or damaged.
+    """
     if file.kind not in _KINDS or file.used is None or not file.entries or file.faults:
         return None
     try:
@@ -75,7 +79,7 @@ def _content(store: Store, file: ConfigFile) -> bytes | None:
 
 
 def why(name: str, ours: ConfigFile) -> str:
-    """Return the reason why a file of this store is replaced by that of the source `name`."""
+    """Return the reason why a file of this store is replaced by the file of the source ``name``."""
     state = "missing" if ours.main.state == MISSING else (
         "empty" if ours.main.state == EMPTY else "unreadable")
     older = _KINDS[ours.kind]

@@ -1,9 +1,10 @@
 """``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
 
-Everything else in a file stays as it is, in its order; new entries come last. Progress (offsets,
-ordered POP) is not configuration. SQL92 filters are not merged: a broker drops all of them for one
-with a bloom filter of another size (`ConsumerFilterManager.decode`), and consumers register them
-again. Queue mappings of static topics contain the name of their broker.
+Everything else in a file is kept in its order; new entries are added at the end. Progress (consumer
+offsets, ordered POP) is not configuration and is not merged. SQL92 filters are not merged either: a
+broker drops all filters if one of them has a bloom filter of another size
+(`ConsumerFilterManager.decode`), and consumers register their filters again. Queue mappings of
+static topics are not merged because they contain the name of their broker.
 """
 
 from __future__ import annotations
@@ -38,20 +39,22 @@ MERGE, RESTORE = "config-merge", "topic-restore"
 _TOPICS, _GROUPS, _FORBIDDEN = "topicConfigTable", "subscriptionGroupTable", "forbiddenTable"
 _TABLES = {TOPICS: (_TOPICS,), GROUPS: (_GROUPS, _FORBIDDEN),
            "messageRequestMode.json": ("messageRequestModeMap",)}
-"""The tables of names, by file."""
+"""For each file, its tables whose keys are names."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _TOPICS: {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG",
               "topicSysFlag": 0},
     _GROUPS: {"attributes": {}, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
               "groupRetryPolicy": {"type": "CUSTOMIZED"}, "groupSysFlag": 0}}
-"""The values that a broker assumes if an entry lacks the field."""
+"""For each table, the values that a broker assumes for fields that an entry does not have."""
 _NAMED = 5
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EntryDifference:
-    """An entry that both sides have, and its fields that differ: (in this store, in the source)."""
+    """An entry that the store and the source both have, but with different values. ``fields``: for
+    each field that differs (value in this store, value in the source).
+    """
 
     file: str
     name: str
@@ -69,7 +72,7 @@ class EntryDifference:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A plan, and the entries that differ."""
+    """A plan, and the entries with different values in store and source."""
 
     plan: Plan
     differ: tuple[EntryDifference, ...]
@@ -79,10 +82,9 @@ class Merge:
 
 
 def read_source(path: str) -> tuple[Exported, list[str]]:
-    """Return (the tables of a store, of a folder with configuration files, of one of these files,
-    or of an export of mqadmin; notes).
-    Raises: RefusedError if there are none or one cannot be read; UsageError for a torn file;
-    StoreIOError.
+    """Read the tables of a source: a store, a folder with configuration files, one of these files,
+    or an export of mqadmin. Return (the tables, notes). Raises: RefusedError if no table exists or
+    a table cannot be read; UsageError for an incomplete file; StoreIOError.
     """
     if not os.path.isdir(path):
         single = read_export(path)
@@ -123,10 +125,10 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
 
 def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scratch, *,
                replace: bool = False) -> Merge:
-    """Return the plan that copies the entries that the store lacks; with ``replace`` also those
-    that differ. Databases are built in ``scratch``. ``clock``: epoch ms.
-    Raises: RefusedError if a file cannot be read or changed without loss; UsageError,
-    MissingExtraError, StoreIOError.
+    """Return the plan that copies the entries that are missing from the store; with ``replace``
+    also the entries that differ. Databases are built in ``scratch``. ``clock``: returns the time in
+    epoch ms. Raises: RefusedError if a file cannot be read, or cannot be changed without loss;
+    UsageError, MissingExtraError, StoreIOError.
     """
     # The source's tables, and doubts about them.
     store.layout.require(store.root, "config")
@@ -192,7 +194,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
 
 
 def _is_users(store: Store, table: str, name: str) -> bool:
-    """Return whether no broker creates the entry by itself."""
+    """Return whether users create an entry; brokers create the other entries themselves."""
     if table == _TOPICS:
         cluster = store.sizes.conf.values.get("cluster") or inferred.CLUSTER
         return is_user_topic(name) and not is_system(name, store.generation, cluster)
@@ -218,7 +220,7 @@ def _shown(value: Any) -> str:
 
 
 def _unreachable(store: Store, taken: Table) -> list[str]:
-    """Return notes on topics with more queues in the store than consumers read."""
+    """Return a note on each topic that has more queues in the store than consumers read."""
     notes = []
     for topic in sorted(taken):
         seen = max((queue_id for name, queue_id in {**store.queues, **store.batch_queues}
@@ -234,10 +236,10 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
 
 
 def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
-    """Return the plan that adds a missing topic as topics.json.bak has it, or else as messages and
-    queues show it (`inferred.topic`).
-    Raises: RefusedError if nothing is known of the topic or the file cannot be changed without
-    loss; MissingExtraError, StoreIOError.
+    """Return the plan that adds a missing topic: a copy of the entry in topics.json.bak, or an
+    entry derived from messages and queues (`inferred.topic`). Raises: RefusedError if nothing is
+    known about the topic, or if the file cannot be changed without loss; MissingExtraError,
+    StoreIOError.
     """
     store.layout.require(store.root, "config")
     problem = name_problem(topic)
@@ -304,7 +306,7 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 def _changed(store: Store, files: Iterable[tuple[ConfigFile, Mapping[str, Table]]],
              clock: Callable[[], int], scratch: Scratch) -> list[Step]:
-    """Return the steps that give the files these tables and the next data version."""
+    """Return the steps that write the changed tables to their files, with the next data version."""
     steps: list[Step] = []
     databases: dict[str, dict[str, Any]] = {}
     for file, tables in files:

@@ -1,4 +1,4 @@
-"""The epoch file of the controller mode, restored from its backup."""
+"""Restore the epoch file of a broker in controller mode from its backup."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rmqctl.store.store import Store
 
 
 def mend_epochs(store: Store) -> Planned:
-    """Return the steps that replace a damaged or missing epoch file by its backup, if that is
-    intact.
+    """Return the steps that replace a damaged or missing epoch file with its backup, if the backup
+    is intact.
 
-    A broker reads the backup after a wrong count or CRC, and exits if the file is empty or
-    truncated. A backup is intact if its epochs are in order and begin within the log.
+    A broker reads the backup if the epoch file has a wrong count or CRC; it exits if the file is
+    empty or truncated. The backup is intact if its epochs are in order and start within the log.
     """
     file = read_epochs(store)
     main, backup = file.main, file.backup
