@@ -1,5 +1,5 @@
-"""Consequences of a plan of `recover` for consumers, which get fillers in place of lost messages;
-and lost messages known only by consumer offsets.
+"""Consequences of a plan of `recover` for consumers, which receive fillers in place of lost
+messages; lost messages of which only consumer offsets are evidence.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _ENDLESS = 1 << 62
 
 
 class ByPositions(NamedTuple):
-    """Lost messages that a group has consumed, or that were after the present end of a DLedger log.
-    ``listed``: the first of those that neither log nor index show; ``more``: their number.
-    ``reached``: all that consume queues do not show, by queue. ``notes``: on the consumer offsets.
+    """Lost messages of which consumer offsets are evidence: a group has consumed them, or they were
+    after the present end of a DLedger log. ``reached``: their queue offsets, by queue. ``listed``:
+    the first of them that are not yet counted as messages of unknown queues; ``more``: number of
+    the others. ``notes``: notes on the consumer offsets.
     """
 
     listed: tuple[Lost, ...] = ()
@@ -37,11 +38,11 @@ class ByPositions(NamedTuple):
 
 def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int], generation: int,
                     *, total: int, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
-    """Return the effects on consumer groups after the repair. ``lost``: the first of the ``total``
-    messages that cannot be restored (the others, in a DLedger log, belong to unknown queues).
-    ``table``: the next queue offset of every queue (``{"TopicTest-3": 17}``). ``reached``: lost
-    messages known only by consumer offsets (`lost_by_positions`), perhaps among those of unknown
-    queues. None if the form of the consumer offsets is not supported.
+    """Return the effects of a repair on consumer groups; None if the form of the consumer offsets
+    is not supported. ``total``: number of messages that cannot be restored; ``lost``: the first of
+    them (in a DLedger log, the others belong to unknown queues). ``table``: the next queue offset
+    of each queue (``{"TopicTest-3": 17}``). ``reached``: lost messages of which only consumer
+    offsets are evidence (`lost_by_positions`); messages of unknown queues may be among them.
     """
     if not store.layout.reads("config"):
         return None
@@ -71,9 +72,9 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
-    """Return the lost messages known only by consumer offsets, as `preflight` counts them. For the
-    arguments see `consumers_after`; messages of ``total`` that are not in ``lost`` or have no queue
-    offset belong to unknown queues.
+    """Return the lost messages of which only consumer offsets are evidence, as `preflight`
+    determines them. Parameters as in `consumers_after`: messages of ``total`` that are not in
+    ``lost``, or have no queue offset, belong to unknown queues.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}

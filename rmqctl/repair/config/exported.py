@@ -24,9 +24,9 @@ from rmqctl.store.store import Store
 
 
 class _Table(NamedTuple):
-    """A table of an export. ``key``: the field that repeats an entry's name. ``needed``: fields
-    without which an entry says less than the store itself. ``value_type``: the type of all values
-    of an entry.
+    """A table of an export. ``key``: the field of an entry that repeats its name. ``fields``: known
+    fields and their types. ``needed``: fields without which an entry is less useful than an entry
+    inferred from the store. ``value_type``: the type of all values of an entry.
     """
 
     key: str
@@ -57,8 +57,9 @@ _MAX_NAME_LENGTH = 255
 
 @dataclass(slots=True)
 class Exported:
-    """An export. ``tables``: entries by the name of their table and their own name, without those
-    that no broker writes (``refused``: their number). ``time``: epoch ms, for a cluster only.
+    """An export. ``tables``: for each table, its entries by name. ``refused``: number of entries
+    that are skipped because no broker writes such entries. ``time``: epoch ms, only in the export
+    of a cluster.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Exported:
     time: int | None = None
 
     def take(self, value: dict[str, Any]) -> None:
-        """Add the tables of an object."""
+        """Add the tables that a JSON object contains."""
         for name, table in _TABLES.items():
             given = value.get(name)
             if isinstance(given, dict):
@@ -78,8 +79,8 @@ class Exported:
 
 
 def read_export(name: str) -> Exported | None:
-    """Read an export; return None for another kind of file.
-    Raises: UsageError for a torn file, and for the output of ``exportConfigs``; StoreIOError.
+    """Read an export; return None if the file is not an export. Raises: UsageError for an
+    incomplete file, and for the output of ``exportConfigs``; StoreIOError.
     """
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, 100).lstrip().startswith(b"{"):
@@ -104,7 +105,7 @@ def read_export(name: str) -> Exported | None:
 
 
 def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
-    """Raise RefusedError if the export has topics, but none of ``topics``, which the store has."""
+    """Raise RefusedError if the export has topics but none of the store's, ``topics``."""
     theirs = export.tables.get("topicConfigTable")
     mine = {topic: 0 for topic in sorted(topics)
             if not topic.startswith((DLQ_PREFIX, RETRY_PREFIX))}
@@ -114,7 +115,7 @@ def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
 
 
 def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any], list[str]]:
-    """Return (the entries of a table that the store's queues do not contradict, notes on them)."""
+    """Return (the entries of a table that match the kinds of the store's queues, notes)."""
     theirs = export.tables[table]
     if table != "topicConfigTable":
         return theirs, []
@@ -134,12 +135,12 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
 
 
 def is_batch(entry: dict[str, Any]) -> bool:
-    """Return whether a topic of this configuration has batch queues."""
+    """Return whether a topic with this configuration has batch queues."""
     return (entry.get("attributes") or {}).get(QUEUE_TYPE) == BATCH_QUEUE
 
 
 def _is_sound(table: _Table, key: str, entry: Any) -> bool:
-    """Return whether a broker that reads such an entry accepts it as that of ``key``."""
+    """Return whether a broker would accept this value as the entry named ``key``."""
     if not isinstance(entry, dict) or not key or entry.get(table.key, key) != key:
         return False
     if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:

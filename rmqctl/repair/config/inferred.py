@@ -1,5 +1,5 @@
-"""Configuration inferred from the store itself: topics and groups from the names of queues and from
-offsets, the progress of the delay service from delivered messages.
+"""Configuration inferred from the store: topics and groups from the names of queues and from
+consumer offsets, the progress of the delay service from delivered messages.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ _MESSAGE_TYPES = {
     "TRANSACTION": (props.PREPARED,),
     "DELAY": (props.DELAY, "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
     "FIFO": ("__SHARDINGKEY",)}
-"""Message types by the properties that identify them; the first match counts (`TopicMessageType`),
-else NORMAL.
+"""For each message type, the properties that identify it. The first type that matches counts
+(`TopicMessageType`); without a match, the type is NORMAL.
 """
 _MIXED_SINCE = "5.1.4"
 _WAIT = (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC)
-"""Topics in which messages wait for delivery to their REAL_TOPIC."""
+"""System topics whose messages wait for delivery to their REAL_TOPIC."""
 _MAX_QUEUES = 1 << 10
-"""Limit of plausible queue ids: a greater id counts only if the queue itself exists."""
+"""Queue ids from this number on are implausible: such an id counts only if the queue exists."""
 _ID_DIGITS, _SINCE = 11, 5
 
 
 def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, dict[str, int]]:
-    """Return (topics by name as a broker would keep them, the number of queues seen of each).
+    """Return (the entries of the store's topics by name, the number of queues found for each
+    topic).
 
-    ``table``: queues that the log shows (``TopicTest-3``). Consumer offsets show queues, too. All
-    other values are those of a topic created by sending: 4 queues, perm 6; 1 queue for retry and
-    dead letter topics. System topics, which a broker creates itself, are left out.
+    Topics and queues are found in consume queues, in ``table`` (queues in the log, for example
+    ``TopicTest-3``) and in consumer offsets. Other values of an entry are those of a topic that a
+    broker creates when a message is sent: 4 queues, perm 6; 1 queue for retry and dead letter
+    topics. System topics, which a broker creates itself, are skipped.
     """
     seen: dict[str, int] = {}
     batch = {topic for topic, _ in store.batch_queues}
@@ -93,7 +95,9 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
 
 
 class InferredTopic(NamedTuple):
-    """An entry, notes on unknown values, and the evidence for the others."""
+    """An inferred entry, notes on its values that are unknown, and evidence for its other
+    values.
+    """
 
     entry: dict[str, Any]
     notes: list[str]
@@ -101,8 +105,9 @@ class InferredTopic(NamedTuple):
 
 
 def topic(store: Store, name: str) -> InferredTopic | None:
-    """Return a topic as `topics` has it, with the queues that are seen and the type of its
-    messages; None if neither log nor queues show it. Reads the log once. Raises: StoreIOError.
+    """Return the entry of one topic, inferred as by `topics`, with the number of queues found and
+    the type of its messages; None if neither log nor queues contain the topic. Reads the log once.
+    Raises: StoreIOError.
     """
     # Evidence in its messages, delivered or waiting.
     queues: set[int] = set()
@@ -158,8 +163,8 @@ def topic(store: Store, name: str) -> InferredTopic | None:
 
 def groups(store: Store, generation: int, table: Iterable[str],
            more: Iterable[str] = ()) -> tuple[Table, dict[str, str]]:
-    """Return (groups by name with a broker's defaults, the evidence for each). ``more``: groups
-    whose offsets are known otherwise.
+    """Return (the entries of the store's groups by name with a broker's defaults, the evidence for
+    each group). ``more``: further groups that have consumer offsets.
     """
     evidence: dict[str, str] = {}
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
@@ -186,13 +191,13 @@ def groups(store: Store, generation: int, table: Iterable[str],
 
 
 def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
-    """Return by delay level: (the queue offset of the first delayed message without a delivered
-    copy in the log; the number of delivered messages before it; the number of messages). Reads the
-    log once and keeps 8 bytes for each delayed message. Raises: StoreIOError.
+    """Return, for each delay level: (queue offset of the first delayed message that has no
+    delivered copy in the log, number of messages before this offset, number of messages). Reads the
+    log once and keeps 16 bytes for each delayed message. Raises: StoreIOError.
 
-    A delivered copy has the same ``UNIQ_KEY``, ``DELAY``, body, born time and number of tries
-    (spec: recovery.md §9). A damaged copy does not count: the message is delivered twice rather
-    than not at all.
+    A message and its delivered copy have the same ``UNIQ_KEY``, ``DELAY``, body, born time and
+    number of retries (spec: recovery.md §9). A damaged copy does not count: the message is
+    delivered twice rather than not at all.
     """
     waiting: dict[int, tuple[array[int], array[int]]] = {}
     delivered: set[int] = set()
@@ -236,7 +241,7 @@ def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
 
 
 def text_of(counts: Mapping[str, object], most: int = 5) -> str:
-    """Return the first few names, and the number of further ones."""
+    """Return the first ``most`` names, and the number of other names."""
     names = list(counts)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,9 +1,9 @@
-"""``recover --only config``: topics, groups and offsets in ``config/`` repaired.
+"""``recover --only config``: repair topics, groups and offsets in ``config/``.
 
-A file that a broker would reject is put together from what can be read of it (brokers write in
-place, so a crash leaves the start of the new content) and from its backup. If neither has an entry,
-it is built from the output of ``mqadmin exportMetadata``, if given, and from what the store itself
-shows. Notes name what is unknown.
+A file that a broker would reject is rebuilt from its readable part and from its backup. (Brokers
+write these files in place, so a crash leaves the start of the new content.) If neither contains any
+entry, the file is rebuilt from the output of ``mqadmin exportMetadata``, if given, and from the
+names and offsets in the store. Notes name unknown values.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _SINCE = 5
 
 
 class _Kind(NamedTuple):
-    """A file: the name of its table, the words for one entry and for several, and the form of
-    entries: objects whose keys are numbers (``{0:5}``), objects with names, or numbers by number.
+    """A kind of file. ``table``: the name of its table. ``entry``, ``entries``: nouns for its
+    entries. ``shape``: ``bean`` for objects with a name, ``numbers`` for a number per queue
+    (``{0:5}``), ``number`` for one number.
     """
 
     name: str
@@ -71,14 +72,15 @@ _BY_ITSELF = {
     "messageRequestMode.json": "groups return to the broker's default of pull or POP",
     "lmqConsumerOffset.json": "groups of light queues start by consumeFromWhere",
 }
-"""Files that are restored from their backup only, and what follows without them: most keep a broker
-from starting if neither copy can be read.
+"""Files that can only be restored from their backups, each with the consequence if this is
+impossible. If neither a file nor its backup can be read, most of them prevent a broker from
+starting.
 """
 
 
 @dataclass(slots=True)
 class ConfigMended:
-    """Steps and actions of a plan, and what is unknown (``notes``)."""
+    """Steps and actions of a plan; ``notes`` name what is unknown."""
 
     steps: list[Step] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -88,10 +90,11 @@ class ConfigMended:
 def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
                 watch: Watch, *, missing: bool, settled: Collection[str] = (),
                 exports: Sequence[Exported] = ()) -> ConfigMended:
-    """Return the repair of all files. ``table``: queues that the log shows (``TopicTest-3``).
-    ``missing``: files of which no copy exists are created, too; else a note offers that.
-    ``settled``: targets that the plan has restored already, from another store. ``clock``: epoch
-    ms. ``exports``: the first that has entries of a file counts. Raises: StoreIOError.
+    """Return the steps, actions and notes that repair all files. ``table``: queues in the log
+    (``TopicTest-3``). ``missing``: whether to create files that have neither a main file nor a
+    backup. ``settled``: files that the plan already restores from another store. ``clock``: returns
+    the time in epoch ms. ``exports``: for each file, the first export with its table is used.
+    Raises: StoreIOError.
     """
     mender = _Mender(store, generation, list(table), clock, watch, missing, exports)
     for kind in _KINDS:
@@ -115,7 +118,7 @@ class _Mender:
         self._exports, self._used = exports, set[str]()
         self.mended = ConfigMended()
         self._groups: set[str] = set()
-        """Groups whose offsets could be read before the damage."""
+        """Groups with consumer offsets in the readable part of the file or in its backup."""
         self._judged = judge(store)
 
     def mend(self, kind: _Kind) -> None:
@@ -145,7 +148,7 @@ class _Mender:
         self._of_copies(kind, file, read, of_backup)
 
     def free(self, file: ConfigFile, what_follows: str) -> None:
-        """Restore a file from its backup, or move it aside if neither copy can be read."""
+        """Restore a file from its backup, or move the file aside if neither copy can be read."""
         main, backup = file.main, file.backup
         if (main.usable and not main.damaged) or main.state == backup.state == MISSING:
             return
@@ -165,7 +168,9 @@ class _Mender:
     # -- of what can be read --------------------------------------------------------------------
 
     def _readable(self, kind: _Kind, copy: ConfigCopy) -> tuple[dict[str, Any], int] | None:
-        """Return (the object, bytes read) of the intact start of a copy; None without any entry."""
+        """Return (the JSON object, number of bytes read) of the intact start of a copy; None if it
+        contains no entry.
+        """
         if copy.state not in (UNREADABLE, ODDITY):
             return None
         data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
@@ -219,7 +224,9 @@ class _Mender:
         return next((export for export in self._exports if export.tables.get(kind.table)), None)
 
     def _taken(self, export: Exported, kind: _Kind) -> dict[str, Any]:
-        """Return the entries of an export; RefusedError if it has none of the store's topics."""
+        """Return the entries of an export. Raises: RefusedError if the export has none of the
+        store's topics.
+        """
         refuse_foreign(export, inferred.topics(self._store, self._generation, self._table)[0])
         self._used.add(export.name)
         good, notes = fitting(self._store, export, kind.table)
@@ -227,7 +234,7 @@ class _Mender:
         return good
 
     def judge(self, export: Exported) -> None:
-        """Note the unused parts of an export."""
+        """Add notes if entries of an export are invalid, or if the export is not needed."""
         if export.refused:
             skipped = plural(export.refused, "invalid entry", "invalid entries")
             self.mended.notes.append(
@@ -239,7 +246,9 @@ class _Mender:
     # -- of a file that lost its entries --------------------------------------------------------
 
     def _emptied(self, kind: _Kind, file: ConfigFile) -> None:
-        """Restore entries of a file that loads, but has fewer than its backup or the store."""
+        """Restore the entries of a file that can be loaded but has fewer entries than its backup or
+        the store.
+        """
         if not any(defect.category in REPORTED and defect.loss.file == file.main.path
                    for defect in self._judged.defects):
             return
@@ -260,7 +269,7 @@ class _Mender:
     # -- of what the store knows ----------------------------------------------------------------
 
     def _create(self, kind: _Kind, file: ConfigFile) -> None:
-        """Build a file of which neither copy can be read."""
+        """Rebuild a file if neither the file nor its backup can be read."""
         never = file.main.state == MISSING and file.backup.state in (MISSING, EMPTY)
         export = self._export(kind)
         if never and export is None and not self._missing:
@@ -284,7 +293,9 @@ class _Mender:
 
     def _inferred(self, kind: _Kind, file: ConfigFile,
                   export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Return (inferred entries, the evidence for them). ``export``: has this file's table."""
+        """Return (inferred entries, evidence for them). ``export``: an export that has this file's
+        table.
+        """
         # Topics and groups: from the queues and the log.
         path = file.main.path
         if kind.name == "topics.json":
@@ -316,8 +327,9 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return the store's entries, overridden by entries of an export. ``unknown``: a note on
-        unknown values of the store's entries, with a placeholder for the entries' names.
+        """Return (``entries``, which are inferred, replaced by entries of an export where it has
+        them; the evidence). ``unknown``: the note on unknown values of inferred entries, with a
+        placeholder for the names of these entries.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
@@ -355,7 +367,9 @@ class _Mender:
 
     def _put(self, kind: _Kind, file: ConfigFile, value: dict[str, Any], verb: str, reason: str,
              proof: dict[str, Any], taken: ConfigCopy | None = None) -> None:
-        """Add the step for a file. ``taken``: the copy whose bytes are used unchanged."""
+        """Add the step and the action that write a file. ``taken``: the backup whose bytes are
+        copied unchanged, if any.
+        """
         entries = _entries(kind, value)
         value = {**value, kind.table: {
             int(key) if kind.shape == "number" else key:
@@ -374,7 +388,7 @@ class _Mender:
 
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
-    """Return the greater of the two offsets, by queue."""
+    """Return, for each queue, the greater of the two offsets."""
     offsets = {str(queue): offset for queue, offset in ours.items()}
     for queue, offset in theirs.items():
         offsets[str(queue)] = max(offset, offsets.get(str(queue), 0))
@@ -386,7 +400,7 @@ def _proof(export: Exported, taken: int) -> dict[str, Any]:
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a table that have the right shape."""
+    """Return the entries of a table that have the shape of their kind."""
     table = value.get(kind.table)
     if not isinstance(table, dict):
         return {}

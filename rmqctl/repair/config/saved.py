@@ -1,7 +1,7 @@
-"""Offsets of groups and of the delay service in files that were saved elsewhere.
+"""Saved files with the offsets of consumer groups or of the delay service, from outside the store.
 
-Such a file does not name its broker. It fits this store if its topics exist here and its offsets
-are within their queues.
+Such a file does not name its broker. It is accepted if the store has its queues and most of its
+offsets are within these queues.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A saved file, for ``target`` (`POSITIONS` or `DELAYS`). ``positions``: (topic, queue id, next
-    queue offset) of each entry.
+    """A saved file that replaces ``target`` (`POSITIONS` or `DELAYS`). ``positions``: for each
+    entry, (topic, queue id, next queue offset).
     """
 
     name: str
@@ -41,8 +41,8 @@ class Saved:
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names; a folder with configuration files but no log is replaced by these files, or
-    their backups where no file exists.
+    """Return the names of files. A folder that has configuration files but no log is replaced by
+    these files; if only the backup of a file exists, by the backup.
     """
     paths: list[str] = []
     for name in names:
@@ -59,8 +59,8 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 
 def _has_log(root: str) -> bool:
-    """Return whether a folder is a store with a log, including DLedger members and logs in several
-    folders.
+    """Return whether a folder is a store with a log; the log may be in several folders or be a
+    DLedger log.
     """
     if os.path.isdir(os.path.join(root, "commitlog")):
         return True
@@ -72,7 +72,7 @@ def _has_log(root: str) -> bool:
 
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
-    """Return (the contents that ``read`` returns for ``names``, the names of other kinds)."""
+    """Return (what ``read`` returns for the files that it can read, the other ``names``)."""
     contents: list[T] = []
     others: list[str] = []
     for name in names:
@@ -85,7 +85,9 @@ def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T
 
 
 def read_saved(name: str) -> Saved | None:
-    """Read a saved file; None for another kind. Raises: UsageError if no broker would load it."""
+    """Read a saved file; return None for other kinds of files. Raises: UsageError if a broker would
+    not load the file.
+    """
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, _START).lstrip().startswith(b"{"):
             return None
@@ -110,7 +112,7 @@ def read_saved(name: str) -> Saved | None:
 
 
 def _is_line(data: bytes) -> bool:
-    """Return whether the first line is an object by itself, as in JSON lines."""
+    """Return whether the first line is a complete JSON object, as in a file of JSON lines."""
     try:
         value = config_json.parse(data.partition(b"\n")[0]).value
     except FormatError:
@@ -120,9 +122,9 @@ def _is_line(data: bytes) -> bool:
 
 def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int]) -> tuple[
         Planned, list[str]]:
-    """Return (the steps that restore lost files, notes). ``table``: the ends of the store's queues
-    by the log (``TopicTest-3``).
-    Raises: RefusedError for a file of another broker.
+    """Return (the steps that restore lost files, notes). ``table``: the next queue offset of each
+    queue in the log (by names like ``TopicTest-3``). Raises: RefusedError for a file of another
+    broker.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -151,8 +153,8 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
 
 
 def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[object]) -> None:
-    """Raise RefusedError if most offsets are outside of their queues: an offset was within its
-    queue when it was committed, although the queue may have lost its end since.
+    """Raise RefusedError if most offsets are beyond the end of their queues. Each offset was within
+    its queue when it was committed, but a few queues may have lost their last entries since then.
     """
     if not in_queues and any(offset for _, _, offset in saved.positions):
         raise RefusedError(f"--from {saved.name}: has no offset for any queue of the store: it "
@@ -165,7 +167,9 @@ def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:
-    """Return the end of a queue by the log or by its entries; None for an unknown queue."""
+    """Return the end of a queue in the log or in its entries, whichever is later; None for an
+    unknown queue.
+    """
     queue = store.known_queues.get((topic, queue_id))
     ends = [table.get(f"{topic}-{queue_id}"), None if queue is None else queue.disk_end]
     return max((end for end in ends if end is not None), default=None)

@@ -1,4 +1,4 @@
-"""Conversion of stores to other layouts: other consume queues in place, or a new store.
+"""Convert stores to other layouts: convert the consume queues in place, or create a new store.
 
 Layouts: docs/explanation/layouts.md.
 """

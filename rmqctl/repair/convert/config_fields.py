@@ -1,7 +1,8 @@
-"""``config/`` for an older release: JSON files without the fields that it does not know.
+"""Files in ``config/`` for an older release: JSON without the fields that the release does not
+know.
 
-The content is what the release's own classes would make of such a file: fastjson leaves out fields
-that they do not have.
+The content is what the release itself would write after reading the file, because fastjson ignores
+unknown fields.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _BY_LEVEL = "delayOffset.json"
 
 @dataclass(frozen=True, slots=True)
 class DroppedSetting:
-    """A setting that the release does not know: the entry of a file, and the value."""
+    """A setting that the release does not know: ``field`` of the entry ``name`` in a file, and its
+    value.
+    """
 
     file: str
     name: str
@@ -43,9 +46,9 @@ class DroppedSetting:
 
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
                scratch: Scratch) -> list[DroppedSetting]:
-    """Plan the files for a release, without the offsets of topics whose messages are ``gone``, and
-    without topics among them whose names the release refuses; return the dropped settings.
-    Raises: RefusedError if a file cannot be read; StoreIOError.
+    """Add to ``changes`` the files for a release. Offsets of the topics ``gone``, whose messages
+    are removed, are dropped; topics among them are dropped if the release refuses their names.
+    Return the dropped settings. Raises: RefusedError if a file cannot be read; StoreIOError.
     """
     dropped: list[DroppedSetting] = []
     form = store.layout.config
@@ -83,7 +86,9 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
 
 
 def pull_offsets(store: Store, release: str) -> int:
-    """Return the number of pull offsets of groups, which only the second form in RocksDB has."""
+    """Return the number of pull offsets of groups that are lost: only the RocksDB form
+    ``rocksdb-v2`` stores them, and the release does not read this form.
+    """
     form = store.layout.config
     if form == "json" or is_from(release, FEATURES[form].since):
         return 0
@@ -102,7 +107,9 @@ def _fit(changes: Changes, name: str, copy: ConfigCopy, release: str, gone: Coll
 
 def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str],
             dropped: list[DroppedSetting]) -> dict[str, Any]:
-    """Return a copy of the value of a file as the release has it."""
+    """Return a copy of the content of a file with only the fields and entries that the release
+    accepts.
+    """
     for field in CONFIG_FIELDS:
         if field.file == name and not is_from(release, field.since):
             value = _without(value, field, field.path, dropped, "")
@@ -118,7 +125,9 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
 
 def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
              dropped: list[DroppedSetting], name: str) -> dict[str, Any]:
-    """Return the value without the field; add an unusual value of it to ``dropped``."""
+    """Return ``value`` without a field. If the field has an unusual value, add it to
+    ``dropped``.
+    """
     key, *keys = path
     if key == "*":
         return {entry: _without(inner, field, path[1:], dropped, str(entry))
@@ -135,7 +144,7 @@ def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
 
 
 def _text(name: str, value: dict[str, Any]) -> bytes:
-    """Return the text as fastjson writes it: numbers of queues and levels are bare."""
+    """Return the text as fastjson writes it: numbers of queues and levels without quotes."""
     return fastjson.build(dict(_bare(name, value)))
 
 

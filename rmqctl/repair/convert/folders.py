@@ -1,8 +1,8 @@
-"""A new store with its log in other folders: in one instead of several, or the other way round
-(spec: commitlog.md §1).
+"""Copy a store into a new store that has its log in other folders: in one folder instead of
+several, or the reverse (spec: commitlog.md §1).
 
-Names of files are physical offsets, so everything that points into the log stays valid. All files
-are copied; the old store stays as it is.
+The names of log files are physical offsets, so everything that points into the log remains valid.
+All files are copied; the old store is not changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
 @dataclass(slots=True)
 class CopiedLog:
-    """The result of a conversion; ``folders``: the number of log files in each new folder."""
+    """Result of a conversion. ``folders``: number of log files in each folder of the new log."""
 
     store: str
     bytes_copied: int = 0
@@ -45,7 +45,7 @@ class CopiedLog:
 
     @property
     def setting(self) -> str:
-        """Return the value of `SETTING` for a broker on the new store."""
+        """Return the value of `SETTING` with which a broker finds the log of the new store."""
         return ",".join(self.folders)
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,11 +54,10 @@ class CopiedLog:
 
 
 class InFolders:
-    """A new store with its log in the folders ``into``, relative to the new root or absolute; in
-    ``commitlog`` alone by default.
-    Raises: UsageError for impossible folders, UnsupportedError, RefusedError for a place that is in
-    use or two different files of one name, StoreHeldError while a broker writes to the store,
-    StoreIOError.
+    """Conversion into a new store whose log is in the folders ``into`` (absolute, or relative to
+    the new root; default: ``commitlog``). Raises: UsageError for folders that cannot be used,
+    UnsupportedError, RefusedError if the target is in use or if two files of the log have the same
+    name but different bytes, StoreHeldError while a broker writes to the store, StoreIOError.
     """
 
     def __init__(self, store: Store, root: str, into: Sequence[str] = ()) -> None:
@@ -80,12 +79,12 @@ class InFolders:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the log that will be copied."""
+        """Return the number of bytes of the log that will be copied."""
         return sum(file.size for file in self._files)
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
             check: Callable[[], None] = lambda: None) -> CopiedLog:
-        """Create the store; the log comes last. Raises: StoreIOError."""
+        """Create the new store; the log is copied last. Raises: StoreIOError."""
         store, done = self._store, self.done
         inside = [os.path.join(os.path.realpath(folder), "") for folder in store.log_folders]
         for path in files_below(store.root):
@@ -106,8 +105,8 @@ class InFolders:
         return done
 
     def _remember(self) -> None:
-        """Write the settings that `init` recorded for the old store, with the folders of the new
-        one.
+        """Write the settings that `init` recorded for the old store, but with the log folders of
+        the new store.
         """
         values = {name: value for name, value in self._store.remembered.items()
                   if name != LOG_FOLDERS}
@@ -118,7 +117,7 @@ class InFolders:
 
 
 def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
-    """Return the file of a name. Raises: RefusedError if several folders have different ones."""
+    """Return one of the log files with the same name. Raises: RefusedError if they differ."""
     first, *others = same
     for other in others:
         if not same_content(first.path, other.path):

@@ -1,14 +1,14 @@
-"""A new store made of another one: a copy, or with a plain log instead of DLedger's (spec:
-dledger.md §2, §5, §7), for a broker without DLedger.
+"""Create a new store from another store: a plain copy, or a store with a plain log instead of a
+DLedger log (spec: dledger.md §2, §5, §7), for a broker without DLedger.
 
-The plain files before DLedger's are copied byte for byte, holes and times included. Each message of
-DLedger's log is put as the record it was: its queue offset, times, hosts, flags, properties and
-body stay. Its physical offset changes, because the entry headers are gone; a file in the new store
-maps old to new offsets. The offset of the half message in a commit or rollback is rewritten
-accordingly.
+Plain log files that precede the DLedger log are copied byte for byte, with holes and times. Each
+message of the DLedger log is appended with its queue offset, times, hosts, flags, properties and
+body unchanged. Its physical offset changes, because the new log has no DLedger entry headers; a
+file in the new store maps old to new physical offsets. Commits and rollbacks contain the physical
+offset of their half message, which is updated.
 
-Consume queues and index are rebuilt from the log. Consumer offsets are queue offsets, so they stay
-valid.
+Consume queues and index are rebuilt from the log. Consumer offsets are queue offsets, so they
+remain valid.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""Files that are not derived from the log, and that contain physical offsets or belong to a
-separate service.
+"""Files that are not copied: they are not derived from the log, and they contain physical offsets
+or belong to another service.
 """
 _HALF = props.HALF_TOPIC.encode()
 _MAX_PLACES = 20
@@ -64,10 +64,11 @@ _MAX_PLACES = 20
 
 @dataclass(slots=True)
 class Converted:
-    """The result. ``left_out``: damaged messages (if only the body is damaged, a filler keeps the
-    queue offset), and places without a message; ``places``: physical offsets of the first of them.
-    ``unmapped``: commits and rollbacks that still have the old offset, because their half message
-    is not in the log any more.
+    """Result of a conversion. ``left_out``: number of damaged messages and ranges of the log that
+    are missing in the new store; ``places``: physical offsets of the first of them. ``fillers``:
+    number of these messages that a filler replaces, which keeps the queue offset (only the body is
+    damaged). ``unmapped``: number of commits and rollbacks that still contain the old physical
+    offset, because their half message is no longer in the log.
     """
 
     store: str
@@ -94,10 +95,9 @@ class Converted:
 
 
 class WithPlainLog:
-    """A new store with a plain log.
-    Raises: UsageError if the log is plain already, UnsupportedError for a store that cannot be
-    read, RefusedError for a place that is in use, StoreHeldError while a broker writes to the
-    store.
+    """Conversion into a new store with a plain log. Raises: UsageError if the log is already a
+    plain log, UnsupportedError for a store that cannot be read, RefusedError if the target is in
+    use, StoreHeldError while a broker writes to the store.
     """
 
     def __init__(self, store: Store, root: str, given: dict[str, Any]) -> None:
@@ -118,16 +118,18 @@ class WithPlainLog:
                        if os.path.isfile(store.path(name)) or bytes_below(store.path(name))]
         self.done = Converted(root)
         self._filled: set[int] = set()
-        """Old physical offsets of the messages whose fillers will be put next."""
+        """Old physical offsets of the messages for which fillers will be appended next."""
 
     @property
     def size(self) -> int:
-        """Return the bytes of the log that will be read."""
+        """Return the number of bytes of the log that will be read."""
         return self._store.log.size
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
             check: Callable[[], None] = lambda: None) -> Converted:
-        """Create the store. ``check`` is called where a stop does no harm. Raises: StoreIOError."""
+        """Create the new store. ``check`` is called at points where the conversion can be stopped
+        safely. Raises: StoreIOError.
+        """
         create_store(self._root, self._settings)
         self._copy_config()
         begin = self._copy_plain_files(advance, check)
@@ -143,13 +145,15 @@ class WithPlainLog:
     # -- what is copied -----------------------------------------------------------------------
 
     def _copy_config(self) -> None:
-        """Copy the files of ``config/``, databases included. Raises: StoreIOError."""
+        """Copy all files of ``config/``, including databases. Raises: StoreIOError."""
         for path in files_below(self._store.path("config")):
             copy_file(os.path.join(self._store.path("config"), path),
                   os.path.join(self._root, "config", path))
 
     def _copy_plain_files(self, advance: Callable[[int], None], check: Callable[[], None]) -> int:
-        """Copy the files before DLedger's; return where these begin. Raises: StoreIOError."""
+        """Copy the plain log files before the DLedger log; return the physical offset at which the
+        DLedger log begins. Raises: StoreIOError.
+        """
         for file in self._store.log.files:
             if file.head:
                 if file.base and not self.done.bytes_copied:
@@ -162,7 +166,9 @@ class WithPlainLog:
         return self._store.log.end
 
     def _begin_at(self, base: int) -> None:
-        """Begin the log where the old one does: entries of expired messages point before it."""
+        """Create the first file of the log with the same start as the old log: consume queue
+        entries of expired messages point before this offset.
+        """
         path = os.path.join(self._root, LOG, names.build_offset(base))
         os.close(new_file(path, self._settings.commitlog_file_size))
 
@@ -196,8 +202,8 @@ class WithPlainLog:
         sync_file(done.mapping)
 
     def _groups(self, begin: int, offsets: OffsetMapping) -> Iterator[list[Record]]:
-        """Yield groups of the messages that entries point to. A message that refers to a half
-        message in the current group starts a new group.
+        """Yield the messages of the DLedger log in groups to append together. A commit or rollback
+        whose half message is in the current group starts a new group.
         """
         group: list[Record] = []
         size = 0
@@ -242,8 +248,8 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """Return a filler for a message with a damaged body: without a filler, the entries of later
-    messages would be misplaced, before their queue offsets.
+    """Return a filler for a message with a damaged body. Without the filler, the consume queue
+    entries of later messages would be at positions before their queue offsets.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,
@@ -251,8 +257,8 @@ def _filler(record: Record) -> Record:
 
 
 class OffsetMapping:
-    """Writes the old and new physical offset of each message, and keeps those of half messages: 16
-    bytes each.
+    """File with the old and the new physical offset of each message. The offsets of half messages
+    are also kept in memory (16 bytes each).
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -268,8 +274,8 @@ class OffsetMapping:
             self._new.append(new)
 
     def rename(self, record: Record) -> bool:
-        """Set the new offset of the half message in a commit or rollback; return False if that is
-        unknown.
+        """Update the physical offset of the half message in a commit or rollback; return False if
+        its new offset is unknown.
         """
         named = record.prepared_transaction_offset
         if not named:
@@ -282,7 +288,7 @@ class OffsetMapping:
 
 
 def refuse_overlap(source: str, target: str) -> None:
-    """Raise UsageError if one of the two folders is in the other."""
+    """Raise UsageError if one of the two folders contains the other."""
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
         raise UsageError(f"--out {target}: one of the two folders would contain the other")
@@ -293,10 +299,9 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copy a store, except for its lock and the files that repairs have kept, which belong to the
-    old path.
-    Raises: UsageError if its log is elsewhere, RefusedError for a place that is in use,
-    StoreHeldError while a broker writes to it, StoreIOError.
+    """Copy a store without its lock and without the files that repairs have kept, because these
+    contain the old path. Raises: UsageError if its log is outside the store, RefusedError if the
+    target is in use, StoreHeldError while a broker writes to the store, StoreIOError.
     """
     if any(_outside(folder, store.root) for folder in store.log_folders):
         raise UsageError(f"{store.root}: its log is in another folder, so a copy would be "
@@ -326,8 +331,8 @@ def _outside(folder: str, root: str) -> bool:
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Yield the regular files below a folder, relative to it; nothing if it is missing. Raises:
-    StoreIOError.
+    """Yield the path, relative to the folder, of each regular file below it; nothing if the folder
+    is missing. Raises: StoreIOError.
     """
     def failed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -342,7 +347,9 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a file with its times and holes, creating its folder. Raises: StoreIOError."""
+    """Copy a file with its times and holes; create its folder if necessary. Raises:
+    StoreIOError.
+    """
     make_folders(os.path.dirname(target), durable=False)
     try:
         copy_sparse(source, target)

@@ -1,9 +1,9 @@
-"""``convert``: consume queues from files into RocksDB and back, rebuilt from the log; or from both,
-as a broker has them that writes them twice, to one of the two.
+"""``convert``: rebuild consume queues from the log in another form: files instead of RocksDB, or
+the reverse. If a broker writes both forms, keep the files only.
 
-Both forms are derived from the log, so the only values carried over are the positions of queues
-whose messages have all expired. The old form is moved aside completely. A note says that broker and
-configuration have to change, too.
+Both forms are derived from the log, so only one thing is copied from the old form: the end of each
+queue whose messages have all expired. The old form is moved aside completely. A note says which
+settings of the broker must change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "convert"
 WRITES = ("commitlog",)
-"""Structures whose form must be supported for writing: consume queues are rebuilt completely."""
+"""Structures that must have a writable form. Consume queues need not: they are rebuilt
+completely.
+"""
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
 _TO_ROCKSDB = (
@@ -57,13 +59,13 @@ _TWICE = "a broker with rocksdbCQDoubleWriteEnable starts a new database beside 
 _TO_FILES = ("a broker reads these consume queues with storeType=default, and topics, groups and "
              "consumer offsets from the JSON files in config/: make sure that these are up to date")
 FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
-"""Notes on what a broker needs to read the other form."""
+"""Notes on the settings that a broker needs to read the new form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """Options of a conversion. ``to``: the wanted form. ``given``: values by the names of
-    `Settings`, None: not given.
+    """Options of a conversion. ``to``: the new form of the consume queues. ``given``: values by the
+    names of `Settings`; None for a value that is not given.
     """
 
     to: Form
@@ -74,10 +76,10 @@ class ConvertOptions:
 
 
 def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Watch) -> Plan:
-    """Return the plan for the store at ``root``; new files are built in ``scratch``, which must
-    stay until the plan is applied. An empty plan if the consume queues have that form already.
+    """Return the plan for the store at ``root``; it is empty if the consume queues already have the
+    new form. New files are built in ``scratch``, which must exist until the plan is applied.
     Raises: NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (a
-    damaged log, or queues of a kind that the other form lacks), StoreIOError.
+    damaged log, or queues of a kind that the new form does not support), StoreIOError.
     """
     # Nothing to do, or a conversion that would lose something.
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
@@ -118,7 +120,9 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
 
 
 def _refuse(store: Store, to: Form) -> None:
-    """Raise RefusedError if the new form cannot contain something that the old form contains."""
+    """Raise RefusedError if the log is damaged, or if the new form does not support batch
+    queues.
+    """
     if to == "rocksdb" and store.batch_queues:
         raise RefusedError(f"{store.root}: batch consume queues cannot be stored in RocksDB")
     refuse_damage(store)
@@ -138,7 +142,9 @@ def refuse_damage(store: Store) -> None:
 
 
 def _without_copy(store: Store) -> Plan:
-    """Return the plan that keeps a broker's files and moves the copy in RocksDB aside."""
+    """Return the plan that keeps the consume queues in files and moves their copy in
+    RocksDB aside.
+    """
     store.layout.require(store.root, CONSUMEQUEUE)
     names = sorted(name for name in os.listdir(store.path(CONSUMEQUEUE))
                    if DATABASE_FILE.fullmatch(name))
@@ -151,7 +157,9 @@ def _without_copy(store: Store) -> Plan:
 
 
 def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> Planned:
-    """Return (steps, actions) that replace a database by the queues of the scratch folder."""
+    """Return (steps, actions) that replace a database with the queue files of the scratch
+    folder.
+    """
     top = scratch.path(CONSUMEQUEUE)
     steps: list[Step] = [MoveAside(CONSUMEQUEUE), MakeFolder(CONSUMEQUEUE)]
     for folder, below, files in os.walk(top):
@@ -165,9 +173,9 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """Return the next queue offsets of queues that are not in ``ends``, because they have no
-    message in the log any more. For each, a file is written below ``top`` that ends where the queue
-    did. Raises: StoreIOError.
+    """Preserve the ends of queues that no longer have messages in the log, and so are not in
+    ``ends``: for each, write a file below ``top`` that ends where the queue ended. Return their
+    next queue offsets. Raises: StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():
@@ -188,7 +196,9 @@ def _last_unit(queue: ConsumeQueue, queue_offset: int) -> UnitRecord | None:
 
 
 def _write_end(folder: str, queue_offset: int, unit: UnitRecord, file_size: int) -> None:
-    """Write a queue's last file: padding, then the entry ``unit``, from which a broker counts."""
+    """Write the last file of a queue: padding entries, then the entry ``unit``, after which a
+    broker continues.
+    """
     start = names.file_start(layout.byte_offset(queue_offset), file_size)
     path = os.path.join(folder, names.build_offset(start))
     fillers = (layout.byte_offset(queue_offset) - start) // UNIT_SIZE

@@ -1,11 +1,12 @@
-"""``convert --for``: a store for brokers of an older release.
+"""``convert --for``: prepare a store for brokers of an older release.
 
-What the release reads stays byte for byte. What it would misread is converted to a form that it
-reads, or left out: a record of the log is replaced by one of the same size for which no broker
-writes an entry, so that physical offsets stay valid. Files that it ignores stay, for a later broker
-that reads them and continues where they end. Every loss is listed, with its remedy.
+Structures that the release reads are kept byte for byte. Structures that it would misread are
+converted to a form that it reads, or removed. A removed record of the log is replaced by a record
+of the same size for which no broker writes an entry, so physical offsets remain valid. Files that
+the release ignores are kept for a later broker, which continues at their ends. Every loss is listed
+with a remedy.
 
-`rmqctl.store.features` says what a release reads.
+`rmqctl.store.features` defines what each release reads.
 """
 
 from __future__ import annotations
@@ -81,15 +82,19 @@ from rmqctl.store.store import Store
 COMMAND = "convert"
 _DELAYED = props.SCHEDULE_TOPIC.encode()
 OLDEST = "4.9.2"
-"""Structures that older releases do not read and that the table of features lacks."""
+"""Oldest supported release. Earlier releases lack structures that the table of features does not
+list.
+"""
 LEFT_OUT = "left-out"
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 _CHECKPOINT = "checkpoint"
 _NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
 MAX_LEFT_OUT = 1_000_000
-"""Records that are left out, at about 1 KiB of memory each, and as much again to apply the plan."""
+"""Maximum number of records that a plan leaves out. Each takes about 1 KiB of memory, and as much
+again when the plan is applied.
+"""
 _NAMED = 1000
-"""Lost messages that a plan lists one by one."""
+"""Maximum number of lost messages that a plan lists individually."""
 _NO_DLEDGER = ("{root}: the message at {at} would be left out, but it is in an entry committed by "
                "a DLedger group. Convert the log first: "
                "`rmqctl convert STORE --commitlog plain --out NEWSTORE`")
@@ -101,9 +106,9 @@ _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or
 
 @dataclass(frozen=True, slots=True)
 class NotConverted:
-    """A structure that the older release does not read. ``is_loss``: whether it is lost, or stays
-    in a form that brokers or clients of that release misread. ``is_counted``: whether the plan
-    counts it among the lost messages.
+    """A structure that the older release does not read. ``is_loss``: whether it is lost, or is kept
+    in a form that brokers of that release misread. ``is_counted``: whether the plan counts it among
+    the lost messages.
     """
 
     loss: Loss
@@ -119,7 +124,9 @@ class NotConverted:
 
 @dataclass(frozen=True, slots=True)
 class ForRelease:
-    """A plan, structures that cannot be converted, and settings that the release lacks."""
+    """A plan for a release. ``left``: structures that cannot be converted. ``settings``: settings
+    that the release does not have.
+    """
 
     plan: Plan
     left: tuple[NotConverted, ...] = ()
@@ -127,7 +134,7 @@ class ForRelease:
 
 
 def target_release(typed: str) -> str:
-    """Return the named release. Raises: UsageError for one that is unknown or too old."""
+    """Return the release with this name. Raises: UsageError if it is unknown or too old."""
     release = release_of(typed)
     if not is_from(release, OLDEST):
         raise UsageError(f"--for {typed}: expected {OLDEST} or a later release")
@@ -161,18 +168,18 @@ def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions,
 
 
 class _Conversion(Changes):
-    """The changes, and the records left out of the log."""
+    """The changes of a conversion, and the records that it removes from the log."""
 
     def __init__(self, store: Store, release: str, version: BrokerVersion,
                  scratch: Scratch) -> None:
         super().__init__()
         self.store, self.release, self.version, self.scratch = store, release, version, scratch
         self.gone_topics: set[str] = set()
-        """Topics that are left out with their queues and offsets."""
+        """Topics that are removed together with their queues and offsets."""
         self._gone = array("q")
         self._lost: list[Lost] = []
         self._by_topic: Counter[tuple[str, str]] = Counter()
-        """Messages that are left out, by feature and topic."""
+        """Number of removed messages, by feature and topic."""
         self._compressed = 0
         self._delayed = ConsumerProgress.of(store).delayed
         self._batched = frozenset() if version.batch_queues else frozenset(
@@ -181,7 +188,9 @@ class _Conversion(Changes):
     # -- the log ------------------------------------------------------------------------------
 
     def leave_out(self, progress: Callable[[int], None]) -> None:
-        """Replace each record that the release misreads. Raises: RefusedError, StoreIOError."""
+        """Replace each record that the release would misread. Raises: RefusedError,
+        StoreIOError.
+        """
         pieces: dict[str, list[OverlayPiece]] = {}
         for raw, record in self._misread(progress):
             if self.store.layout.is_dledger:
@@ -258,7 +267,9 @@ class _Conversion(Changes):
     # -- what follows from it -----------------------------------------------------------------
 
     def queues_in_files(self, plan: Plan) -> None:
-        """Add the plan that converts consume queues to files, without removed queues."""
+        """Add the plan that converts consume queues to files, without the queues of
+        removed topics.
+        """
         away = tuple(os.path.join("consumequeue", topic, "") for topic in self.gone_topics)
         self.steps += [step for step in plan.steps
                        if not away or not step.target.startswith(away)]
@@ -266,7 +277,9 @@ class _Conversion(Changes):
         self.notes += [note for note in plan.notes if note not in FORM_NOTES]
 
     def move_queues(self) -> None:
-        """Move aside queues of removed topics; make batch queues without batches plain ones."""
+        """Move aside the queues of removed topics. If the release does not read batch queues,
+        convert those without batches to plain queues.
+        """
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         for topic in sorted(self.gone_topics):
             for folder in _QUEUES[:2]:
@@ -301,7 +314,7 @@ class _Conversion(Changes):
             self.notes += index.notes
 
     def reset_checkpoint(self) -> None:
-        """Reset the fields that the release does not maintain to 0, as in its own files."""
+        """Set fields to 0 that the release does not maintain, as in files that it writes."""
         present = self.store.checkpoint
         if present is None:
             return
@@ -317,7 +330,7 @@ class _Conversion(Changes):
                                                  release=self.release), "")
 
     def name_unread_files(self) -> None:
-        """Note the files of features that the release does not know and ignores."""
+        """Add a note that names the files of features that the release ignores."""
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         names = [path for name, feature in FEATURES.items() if name != ABORT_WITH_PID
                  and not is_from(self.release, feature.since) for path in feature.files
@@ -329,8 +342,8 @@ class _Conversion(Changes):
                 release=self.release, names=some_of(names, len(names))))
 
     def check_loading(self) -> None:
-        """Move aside files that keep the release from starting. RefusedError for files that must
-        stay.
+        """Move aside folders that prevent the release from starting. Raises: RefusedError if a file
+        does.
         """
         gone = tuple(step.target for step in self.steps if isinstance(step, MoveAside))
         for refusal in load(self.store, self.version).refusals:
@@ -361,7 +374,7 @@ class _Conversion(Changes):
                         ((place, 0) for place in self._gone), log.raw_at)))
 
     def left(self, now: int) -> Iterator[NotConverted]:
-        """Yield what cannot be converted. Raises: StoreIOError."""
+        """Yield the structures that cannot be converted. Raises: StoreIOError."""
         for (feature, topic), count in sorted(self._by_topic.items()):
             cause = Phrase(
                 "left out: a {release} broker truncates its log at a message whose topic has more "
@@ -387,7 +400,7 @@ class _Conversion(Changes):
 
 
     def _timers(self, now: int) -> Iterator[NotConverted]:
-        """Yield the messages pending in the timer, by topic if the topics of all are known."""
+        """Yield the messages pending in the timer, by topic if all of their topics are known."""
         predicted = Prediction(self.release, "normal")
         judge_timers(predicted, self.store, self.version, now)
         for loss in predicted.other_losses:
@@ -414,7 +427,9 @@ def _remedy(feature: str) -> Phrase:
 
 
 def has_batches(queue: BatchQueue) -> bool:
-    """Return whether the queue has a unit of several messages, or a gap, and so no plain form."""
+    """Return whether a batch queue cannot become a plain queue, because an entry is for several
+    messages or the queue has a gap.
+    """
     rows = queue.all_used()
     bases = rows["msg_base_offset"].astype(np.int64)
     return bool((rows["batch_size"] != 1).any() or (np.diff(bases) != 1).any())
@@ -422,7 +437,7 @@ def has_batches(queue: BatchQueue) -> bool:
 
 def _plain_rows(rows: np.ndarray[Any, Any], folder: str, scratch: Scratch,
                 file_size: int) -> Iterator[Create]:
-    """Yield the files of a plain queue with the units of a batch queue without batches."""
+    """Yield the files of a plain queue with the entries of a batch queue that has no batches."""
     file_size = layout.file_size(file_size)
     first = int(rows["msg_base_offset"][0])
     units = np.zeros(len(rows), layout.dtype())

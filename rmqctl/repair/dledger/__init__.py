@@ -1,1 +1,1 @@
-"""`recover` of a DLedger member: its log from another member, its index from its log."""
+"""`recover` of a DLedger member: repair its log from other members, and its index from its log."""

@@ -1,9 +1,8 @@
-"""Corrected headers of damaged DLedger entries around intact messages (spec: dledger.md §2).
+"""Correct the headers of damaged DLedger entries whose messages are intact (spec: dledger.md §2).
 
-The fields of a header follow from the place of the entry, the length of its message, and its
-position in the chain, which DLedger's index or the entries on both sides prove
-(`rmqctl.store.log.chain`). Three fields are unknown; no broker uses them, and they stay as they
-are.
+The fields of a header follow from the byte offset of the entry, the length of its message, and its
+position in the chain of entries, which DLedger's index or the neighboring entries prove
+(`rmqctl.store.log.chain`). Three fields are unknown; they are kept, because no broker uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from rmqctl.store.log.dledger import UnitReader
 
 
 class HeadFix(NamedTuple):
-    """The header at byte offset ``at``: the ``fields`` that differ, its bytes now and corrected."""
+    """A correction of the header at byte offset ``at``: the names of the fields that change, and
+    the bytes before and after the correction.
+    """
 
     at: int
     fields: tuple[str, ...]
@@ -32,7 +33,9 @@ class HeadFix(NamedTuple):
 
 
 def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
-    """Yield the damaged headers of entries whose messages are intact. Raises: StoreIOError."""
+    """Yield a correction for each damaged header of an entry whose message is intact. Raises:
+    StoreIOError.
+    """
     by_base = sorted(parts, key=lambda part: part.base)
     for page in Chain(parts, units):
         for row in np.flatnonzero(~page.whole).tolist():
@@ -46,7 +49,9 @@ def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
 
 
 def _fixed(raw: bytes, link: ChainLink) -> HeadFix | None:
-    """Return the correct header of an entry with an intact message; None if it is correct now."""
+    """Return the correction of an entry's header; None if the header is correct, or if the message
+    is not intact.
+    """
     try:
         record = decode(raw[HEAD_SIZE:])
     except FormatError:

@@ -1,4 +1,4 @@
-"""DLedger's own index rebuilt from the entries of a log (spec: dledger.md §3)."""
+"""Rebuild DLedger's own index from the entries of a log (spec: dledger.md §3)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _SCRATCH = "dledger-index"
 
 
 class IndexCheck:
-    """Compares the units of a node's index with the entries of a log, page by page. ``wrong``: the
-    number of wrong units, by the number of their file.
+    """Comparison of the units in a node's index with the entries of a log, page by page. ``wrong``:
+    number of wrong units in each index file, by the number of the file. ``entries``: number of
+    entries compared.
     """
 
     def __init__(self, reader: UnitReader) -> None:
@@ -44,7 +45,7 @@ class IndexCheck:
 
 
 def units_of(entries: ChainEntries) -> Array:
-    """Return the units of entries (`dledger.INDEX_UNIT`, structured)."""
+    """Return the index units of entries, as a structured array (`dledger.INDEX_UNIT`)."""
     out: Array = np.zeros(len(entries), dledger.INDEX_UNIT.dtype())
     out["magic"], out["pos"], out["size"] = dledger.MAGIC_ENTRY, entries.pos, entries.size
     out["entry_index"], out["term"] = entries.number, entries.term
@@ -53,8 +54,8 @@ def units_of(entries: ChainEntries) -> Array:
 
 def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexCheck,
                 scratch: Scratch) -> Planned:
-    """Return the steps that rebuild each index file with a wrong unit or a wrong size, and each
-    missing one. Units of removed entries stay as they are. Raises: StoreIOError.
+    """Return the steps that rebuild each index file that is missing, has a wrong size or contains a
+    wrong unit. Units of removed entries are kept. Raises: StoreIOError.
     """
     # The files that are wrong or missing.
     present = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}

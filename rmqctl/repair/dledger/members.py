@@ -1,12 +1,12 @@
-"""Repair of a damaged DLedger log from other members of its group (spec: dledger.md §2, §7).
+"""Repair a damaged DLedger log from other members of its group (spec: dledger.md §2, §7).
 
-Members have the same entries at the same byte offsets. If two of them have an entry with the same
-index and term, all before it is the same as well. So damage before it is replaced by a copy, if the
-copy agrees with the remaining bytes, and with most of the other members
-(`rmqctl.repair.salvage.agreement`). After the last common entry, only entries are copied that the
-other member has recorded as committed: the rest is its leader's to send. Where the logs diverge
-nothing is copied unless the user has decided which is right. A message that its own CRC corrects
-needs no copy. Fillers are never used: a group does not agree on them.
+Members have the same entries at the same byte offsets. If two members have an entry with the same
+index and term, all entries before it are equal too. So damage before it is replaced by a copy of
+the other member's entries, if the copy agrees with the remaining bytes and with most of the other
+members (`rmqctl.repair.salvage.agreement`). After the last common entry, entries are copied only if
+the other member has recorded them as committed: its leader sends the rest. Where the logs diverge,
+nothing is copied unless the user has chosen a log. A message that can be corrected by its own CRC
+needs no copy. Fillers are never used, because a group does not agree on them.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _MAX_LOST = 10_000
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[LogSource] = (), *,
              keep_ours: bool = False, correct: Correct = "off",
              progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
-    """Return the log of a member as it will be, with damaged or lost entries copied from its
-    sources (open stores of other members), and the steps for DLedger's index. Entries that cannot
-    be repaired stay as they are and are ``lost``. Only ``scratch`` is written to.
+    """Return (the log of a member as it will be after the repair, the plan for DLedger's index).
+    Damaged or lost entries are copied from the ``sources`` (open stores of other members). Entries
+    that cannot be repaired are left damaged, and are listed as ``lost``. Only ``scratch`` is
+    written to.
 
-    ``keep_ours``: this store wins where the logs diverge. ``correct``: how much of a message may be
-    changed to match its CRC.
-    Raises: RefusedError for a source of another group, and for files whose names or sizes do not
-    form a log; StoreIOError.
+    ``keep_ours``: whether this store wins where the logs diverge. ``correct``: how much of a
+    message may be changed to match its CRC. Raises: RefusedError for a source of another group, and
+    for files whose names or sizes do not form a log; StoreIOError.
     """
     return _Job(store, scratch, sources, keep_ours, correct, progress).run()
 
@@ -92,12 +92,14 @@ class _Job:
     copied: int = 0
     wanted: list[tuple[int, int]] = field(default_factory=list)
     placed: list[tuple[int, int]] = field(default_factory=list)
-    """Bytes copied from a source; other sources were compared then."""
+    """Byte ranges already copied from a source, after a comparison with the other sources."""
     chances: Chances = field(default_factory=Chances)
     contested: list[tuple[int, int, int]] = field(default_factory=list)
-    """Copies that another log contradicts: (number of the action, start, end)."""
+    """Entries that are not copied at first, because another log contradicts them: (number of the
+    conflict action, start, end).
+    """
     end: int | None = None
-    """The end of the log, by a preferred source; everything after it is removed."""
+    """The end of a preferred source's log, if the log must be shortened to this end."""
 
     def run(self) -> tuple[Salvage, Planned]:
         self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
@@ -114,7 +116,9 @@ class _Job:
     # -- what is proven without a source ----------------------------------------------------------
 
     def _heads(self) -> None:
-        """Correct the headers of entries with intact messages, unless a source disputes one."""
+        """Correct the headers of entries whose messages are intact, unless a conflict with a source
+        is undecided.
+        """
         if self.conflicts:
             return
         with UnitReader(self.store.nodes[0]) as reader:
@@ -132,7 +136,7 @@ class _Job:
                     "its message", "its place in the chain of entries"]}))
 
     def _by_crc(self) -> None:
-        """Correct messages in intact entries that one change explains."""
+        """In intact entries, correct each damaged message whose CRC one small change explains."""
         if self.correct == "off":
             return
         corrections: list[tuple[int, Correction]] = []
@@ -153,7 +157,7 @@ class _Job:
                 length=len(correction.after), proof=correction.proof))
 
     def _entry(self, at: int) -> bytes | None:
-        """Return the bytes of an entry with an intact header; else None. Raises: StoreIOError."""
+        """Return the bytes of an entry; None if its header is damaged. Raises: StoreIOError."""
         with self._part(at).open() as opened:
             head = whole_entry(opened, at - opened.base)
             return None if head is None else opened.read(at - opened.base, head.size)
@@ -223,7 +227,9 @@ class _Job:
         self._copy_bytes(source)
 
     def _before(self, source: LogSource, run: DifferingEntries) -> None:
-        """Copy entries that only the source has, before this store's first file."""
+        """Copy entries before this store's first file if the source is preferred; otherwise add a
+        note.
+        """
         if source.preferred:
             self._copy(source, run, "preferred, although it may have expired here")
         else:
@@ -233,9 +239,9 @@ class _Job:
                 f"{source.name} copies them")
 
     def _same_term(self, source: LogSource, run: DifferingEntries) -> None:
-        """Compare differing intact entries with the same index and term: one of the two is damaged
-        in a part that no checksum covers, and this store's consume queues and index may show which
-        one.
+        """Compare intact entries that differ in the two logs but have the same index and term. One
+        of the two copies of an entry is damaged in a part that no checksum covers; this store's
+        consume queues and index may show which copy.
         """
         if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
@@ -263,9 +269,9 @@ class _Job:
         return any(low < end and high > start for low, high in self.placed)
 
     def _agreed(self, source: LogSource, run: DifferingEntries, why: str, *, alone: bool) -> None:
-        """Copy entries that neither the remaining bytes nor most other sources contradict.
-        ``alone``: each entry is decided separately; else nothing after the first contested entry is
-        copied.
+        """Copy entries, except those that the remaining bytes or most other sources contradict.
+        ``alone``: whether each entry is decided separately; if not, nothing is copied from the
+        first contradicted entry on.
         """
         others = [other for other in self.sources if other is not source]
         bad = [] if source.preferred else disputed(
@@ -292,7 +298,9 @@ class _Job:
             {"source": source.name, "index": index, "decided": self.keep_ours}))
 
     def _settle(self) -> None:
-        """Count contested copies as conflicts, unless another source provided the entry."""
+        """Count each contradicted entry as a conflict, unless another source has provided the
+        entry.
+        """
         for number, start, end in self.contested:
             if self._was_placed(start, end):
                 action = self.actions[number]
@@ -305,8 +313,8 @@ class _Job:
                 self.conflicts += not self.keep_ours
 
     def _trust(self, log: CommitLog, at: int) -> int:
-        """Return the weight of evidence for an entry: the knowledge that this store has of its
-        message, and fields as brokers write them.
+        """Return the weight of the evidence for an entry: evidence of its message in this store,
+        and header fields that have the values that brokers write.
         """
         place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
         head = None if place is None else whole_entry(*place)
@@ -340,7 +348,7 @@ class _Job:
                 f"of this member, --prefer {source.name} takes that log from there on")
 
     def _follow(self, source: LogSource, start: int, end: int) -> None:
-        """Replace the log from byte ``start`` on by the source's, which ends at ``end``."""
+        """Replace the log from byte ``start`` on with the source's log, which ends at ``end``."""
         self.void_from = start
         ours = next((part.end for part in reversed(self.parts)), start)
         for number, part in enumerate(self.parts):
@@ -372,7 +380,7 @@ class _Job:
              "crc": "right of every message"}))
 
     def _copy_bytes(self, source: LogSource) -> None:
-        """Copy the selected bytes of the source's log to the same places in this log."""
+        """Copy the byte ranges ``wanted`` from the source's log to the same offsets in this log."""
         ranges, self.wanted = merged(self.wanted), []
         copying = Copying(self.scratch)
         for number, part in enumerate(self.parts):
@@ -387,7 +395,7 @@ class _Job:
     # -- what comes of it -------------------------------------------------------------------------
 
     def _ended(self) -> Iterator[Step]:
-        """Yield the steps that move files after the end of a preferred source's log aside."""
+        """Yield the steps that move aside the files after the end of a preferred source's log."""
         if self.end is None:
             return
         while self.parts and self.parts[-1].base >= self.end:
@@ -399,7 +407,7 @@ class _Job:
                 yield MoveAside(name)
 
     def _clear(self, end: int) -> None:
-        """Zero bytes after the end that are not an entry: nothing is lost with them."""
+        """Zero the bytes after the end of the log: they are not an entry, so nothing is lost."""
         part = self._part(end)
         if part.base > end or part.path is None:
             return
@@ -413,8 +421,8 @@ class _Job:
                 "entry", "", end, part.base + used - end))
 
     def _gone(self, last: int) -> int:
-        """Return the number of entries after the last one, by the checkpoint; 0 if a preferred log
-        ends earlier.
+        """Return the number of entries after ``last`` that the checkpoint counts; 0 if a preferred
+        log was followed.
         """
         try:
             saved = self.store.nodes[0].checkpoint
@@ -481,15 +489,15 @@ class _Job:
 
     @property
     def _who(self) -> str:
-        """Return the other members that may have the lost entries: members that the user did not
-        name.
+        """Return the words for members that may have the lost entries: members that the user did
+        not name.
         """
         return "A further member of the group" if self.sources else (
             "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
-        """Return the number of messages with damaged properties. Most of them count as intact
-        entries.
+        """Return the number of messages with damaged properties, and add a note. The entries of
+        most of them are intact.
         """
         places = _bad_properties([part for part in self.parts if part.head])
         if places:
@@ -501,8 +509,9 @@ class _Job:
 
 
 def _bad_properties(parts: Sequence[LogPart]) -> list[int]:
-    """Return the places of the messages with damaged properties. A wrong appended CRC counts if
-    most messages have a right one (`rmqctl.formats.local.append_crc.stored`). Raises: StoreIOError.
+    """Return the physical offsets of messages with damaged properties. A wrong CRC among the
+    properties counts as damage only if most messages have a correct one
+    (`rmqctl.formats.local.append_crc.stored`). Raises: StoreIOError.
     """
     unsound: list[int] = []
     wrong: list[int] = []
