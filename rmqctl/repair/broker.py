@@ -80,8 +80,8 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     notes = list(predicted.notes)
     if not predicted.starts:
         refusals = "; ".join(predicted.refusals)
-        return Plan(COMMAND, store.root, actions,
-                    notes=(*notes, f"a {rules.name} broker does not start on it: {refusals}"))
+        notes.append(f"a {rules.name} broker does not start on this store: {refusals}")
+        return Plan(COMMAND, store.root, actions, notes=tuple(notes))
     # What the broker does to log, queues and index.
     configuration = configured(store, {**(given or {}), "version": rules.name})
     notes += configuration.notes

@@ -1,8 +1,8 @@
-"""Expiry as by a broker's cleaner: first the oldest log files, then the files whose entries all
-point into expired log files.
+"""Expire files as a broker's cleaner does: the oldest log files, then all files whose entries point
+only into expired log files.
 
-spec: recovery.md §12, consumequeue.md §5, index.md §9. Log files expire from the first one on, up
-to the first that is kept; the last one always stays. Nothing is deleted: a plan moves the files
+Spec: recovery.md §12, consumequeue.md §5, index.md §9. Log files expire from the oldest one on, up
+to the first that is kept; the last file never expires. Nothing is deleted: a plan moves the files
 aside.
 """
 
@@ -47,12 +47,12 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 @dataclass(frozen=True, slots=True)
 class ExpiryLimits:
-    """The limits by which log files expire: a file that exceeds any limit expires. None: no limit.
+    """Limits by which log files expire: a file that exceeds any limit expires. None: no limit.
 
-    ``older_than`` (ms): as with a broker's ``fileReservedTime``, files last written (modification
-    time) that long ago or earlier. ``keep_bytes``: the oldest files until the log is no larger, as
-    a broker does when its disk is full. ``free_bytes``: the oldest files until the expired ones
-    take up so many bytes of the disk.
+    ``older_than`` (ms): files expire if they were last modified this long ago or earlier, as with a
+    broker's ``fileReservedTime``. ``keep_bytes``: the oldest files expire until the log has at most
+    this size, as with a broker whose disk is full. ``free_bytes``: the oldest files expire until
+    they occupy this number of bytes on disk.
     """
 
     older_than: int | None = None
@@ -62,10 +62,9 @@ class ExpiryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The plan, the log's first physical offset before and after, and the expiring entries by
-    topic.
-
-    ``bytes``: total length of the expired files.
+    """A plan that expires files. ``min_before``, ``min_after``: the log's first physical offset
+    before and after. ``bytes``: total size of the expired files. ``rows``: number of expired queue
+    offsets by topic.
     """
 
     plan: Plan
@@ -76,11 +75,11 @@ class Expiry:
 
 
 def expire(store: Store, now: int, limits: ExpiryLimits) -> Expiry:
-    """Return the plan that expires old files of ``store``. ``now`` in epoch ms.
+    """Return the plan that expires old files of ``store``. ``now``: epoch ms.
 
-    Files of queues, timer log and index that an earlier deletion of log files left behind expire
-    too, as at a broker's start. Writes nothing.
-    Raises: RefusedError if log files overlap; StoreIOError.
+    Files of queues, timer log and index also expire if the log files that they point into were
+    deleted earlier, as at a broker's startup. Writes nothing. Raises: RefusedError if log files
+    overlap; StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
@@ -120,7 +119,7 @@ def expire(store: Store, now: int, limits: ExpiryLimits) -> Expiry:
 
 
 def closed_files(store: Store) -> list[StoreFile]:
-    """Return the log files that may expire: those before the file in use."""
+    """Return the log files that may expire: all files before the last file that contains data."""
     last = len(store.log.files) - 1
     # Preallocated files are empty: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
@@ -129,7 +128,7 @@ def closed_files(store: Store) -> list[StoreFile]:
 
 
 def age_of(file: StoreFile) -> os.stat_result:
-    """Return the file status of a log file. Raises: StoreIOError."""
+    """Return the stat result of a log file. Raises: StoreIOError."""
     try:
         return os.stat(file.path)
     except OSError as error:
@@ -137,7 +136,7 @@ def age_of(file: StoreFile) -> os.stat_result:
 
 
 def _expired_files(store: Store, now: int, limits: ExpiryLimits) -> Iterator[tuple[StoreFile, str]]:
-    """Yield the expired log files, oldest first, with the reason."""
+    """Yield (file, reason) for each expired log file, oldest first."""
     left, freed = sum(file.size for file in store.log.files), 0
     for file in closed_files(store):
         about = age_of(file)
@@ -167,7 +166,7 @@ def _hours(span: int) -> str:
 
 
 def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
-    """Yield the index files whose messages have all expired, never the last file (index.md §9)."""
+    """Yield the index files whose messages have all expired, except the last file (index.md §9)."""
     for file in store.index_listing.files[:-1]:
         with FileSource(file.path) as source:
             raw = source.read(0, HEADER.size)
@@ -178,8 +177,8 @@ def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
 
 def unread(queues: QueuesExpired, progress: ConsumerProgress,
            ) -> dict[tuple[str, str], dict[int, int]]:
-    """Return how many messages expire before their consumers have read them: by (group, topic),
-    then by queue id.
+    """Return the number of messages that expire before their consumers have read them: for each
+    (group, topic), by queue id.
     """
     counts: dict[tuple[str, str], dict[int, int]] = {}
     for commit in progress.everybody():
@@ -193,7 +192,7 @@ def unread(queues: QueuesExpired, progress: ConsumerProgress,
 
 
 def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
-    """Yield the result of `unread` as sentences."""
+    """Yield sentences that describe the result of `unread`."""
     for (group, topic), places in unread(queues, progress).items():
         waiting = _WAITING.get(topic, "messages not yet consumed")
         listed = named([f"queue {queue_id}: {lost}" for queue_id, lost in places.items()])
@@ -208,7 +207,9 @@ def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterat
 
 
 def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:
-    """Yield a note if files look younger than their messages, as after a copy without times."""
+    """Yield a note if the first file is newer than its messages, for example because it was copied
+    without its modification time.
+    """
     log = store.log
     if len(log.files) < 2:
         return
@@ -217,7 +218,7 @@ def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[s
     except StoreIOError:
         return
     if record is not None and record.store_timestamp + older_than <= now:
-        yield ("all messages of the first file are older than that, but its modification time is "
+        yield ("all messages of the first file exceed the age limit, but its modification time is "
                "newer (copied without its time?); like a broker, expire uses the file's time")
 
 
@@ -225,7 +226,9 @@ def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[s
 
 
 class QueueStart(NamedTuple):
-    """The first queue offset with a message in the log, ``before`` and ``after``."""
+    """The queue offset of a queue's first message in the log, ``before`` and ``after``
+    the expiry.
+    """
 
     before: int
     after: int
@@ -233,14 +236,14 @@ class QueueStart(NamedTuple):
 
 @dataclass(slots=True)
 class QueuesExpired:
-    """The expired files, and the new first offset of each queue."""
+    """The expired queue files, and the change of each queue's first offset (``rows``)."""
 
     files: list[StoreFile] = field(default_factory=list)
     rows: dict[QueueKey, QueueStart] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def by_topic(self) -> dict[str, int]:
-        """Return the number of expiring queue offsets by topic; topics without any are left out."""
+        """Return the number of expiring queue offsets of each topic that has any."""
         out: dict[str, int] = {}
         for (topic, _), span in self.rows.items():
             if span.after > span.before:
@@ -249,11 +252,11 @@ class QueuesExpired:
 
 
 def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
-    """Return what expires in all queues when the start of the log moves from ``before`` to
+    """Return the queue files that expire when the start of the log moves from ``before`` to
     ``after``.
 
-    A file expires if its last entry points before ``after``: the first files only, and never the
-    file in use, which keeps the queue's next offset. Raises: StoreIOError.
+    A queue's first files expire if their last entries point before ``after``. The last file with an
+    entry never expires, because it determines the queue's next offset. Raises: StoreIOError.
     """
     out = QueuesExpired()
     for key, queue in store.queues.items():
@@ -287,7 +290,7 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
 
 
 def _last_used(files: list[StoreFile]) -> int:
-    """Return the number of the last file with an entry; 0 if all are empty."""
+    """Return the number of the last file that has an entry; 0 if all files are empty."""
     for number in range(len(files) - 1, 0, -1):
         with FileSource(files[number].path) as source:
             if used_size(source):
@@ -296,19 +299,23 @@ def _last_used(files: list[StoreFile]) -> int:
 
 
 def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) -> bool:
-    """Return whether the last unit of a file points before ``after``: the broker's test."""
+    """Return whether the last entry of a file points before ``after``, which is what a broker
+    checks.
+    """
     with FileSource(file.path) as source:
         raw = source.read(file_size - unit.size, unit.size)
     return bool(unit.decode(raw).physical_offset < after)
 
 
 def _points_after(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Return whether any entry of the file points to a message that stays (damaged files only)."""
+    """Return whether any entry of a file points to a message that is kept. If the file's last entry
+    does not, this is only possible in a damaged file.
+    """
     return any(len(rows) for rows in _rows_after(file, unit, after))
 
 
 def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
-    """Yield the entries of a file that point to ``after`` or later, page by page."""
+    """Yield, page by page, the entries of a file that point to ``after`` or a later offset."""
     with FileSource(file.path) as source:
         for _, data in pages(source, unit.size, _PAGE_ROWS):
             rows = unit.array(data)
@@ -316,10 +323,10 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the number of the first entry that points to or after a physical offset, by bisection;
-    the end if there is none.
+    """Return the number of the first entry that points to a physical offset or a later one; if no
+    entry does, the end of the queue. Uses binary search.
 
-    Padding entries point to 0, so they come before everything.
+    Padding entries point to offset 0, so they sort before all other entries.
     """
     low, high = queue.first_index, queue.written
     while low < high:
@@ -333,7 +340,9 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """Return the queue offset of the first entry that points to or after a physical offset."""
+    """Return the queue offset of the first entry that points to a physical offset or a later one;
+    if no entry does, the end of the queue.
+    """
     end = 0
     for number in range(len(batch.files)):
         rows = batch.used(number)
@@ -347,10 +356,11 @@ def _first_of_batch(batch: BatchQueue, physical: int) -> int:
 
 def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
               after: int) -> list[StoreFile]:
-    """Return the extension files that end before the unit of the queue's first entry (spec §8).
+    """Return the extension files that end before the unit to which the queue's first entry refers
+    (spec §8).
 
-    As a broker does, this looks at the first remaining queue file only, and keeps a file that ends
-    exactly where that unit begins.
+    Like a broker, this examines only the first remaining queue file, and keeps an extension file
+    that ends exactly where that unit begins.
     """
     files = listing(store.path("consumequeue_ext", key[0], str(key[1]))).files
     if not files or not queue_files:
@@ -364,7 +374,9 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 
 def _first_code(file: StoreFile, after: int) -> int | None:
-    """Return the tags code of the file's first entry that points to ``after`` or later."""
+    """Return the tags code of a file's first entry that points to ``after`` or a later offset; None
+    if no entry does.
+    """
     behind = (rows for rows in _rows_after(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)
     return None if first is None else int(first[0]["tags_code"])
@@ -375,19 +387,19 @@ def _first_code(file: StoreFile, after: int) -> int | None:
 
 @dataclass(slots=True)
 class TimerExpired:
-    """The expired files, and notes for the user."""
+    """The expired files of the timer log, and notes for the user."""
 
     files: list[StoreFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def expire_timer(store: Store, before: int, after: int, read_until: int | None) -> TimerExpired:
-    """Return what expires in the timer log when the log begins at ``after`` instead of ``before``.
+    """Return the timer log files that expire when the start of the log moves from ``before`` to
+    ``after``.
 
-    The first files expire whose last unit points to an expired message, never the file in use.
-    ``read_until`` (ms): the time up to which timer messages were delivered; a note counts later
-    ones that expire.
-    Raises: StoreIOError.
+    The first files expire if their last units point to expired messages; the file in use never
+    does. ``read_until`` (ms): time up to which the timer has delivered its messages. A note counts
+    the messages due later that expire. Raises: StoreIOError.
     """
     out = TimerExpired()
     files = listing(store.path("timerlog")).files
@@ -406,7 +418,9 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
 
 
 def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
-    """Return the unit at the last position of a full file, which a broker examines."""
+    """Return the unit at the last position of a full file, which a broker checks; None if the file
+    is shorter.
+    """
     position = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
     if position < 0:
         return None
@@ -416,7 +430,9 @@ def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
 
 
 def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
-    """Return the number of units in a file whose messages expire now, before they are due."""
+    """Return the number of units in a file whose messages expire before they have been
+    delivered.
+    """
     count = 0
     with FileSource(file.path) as source:
         for _, data in pages(source, UNIT_SIZE, _PAGE_UNITS):

@@ -1,4 +1,4 @@
-"""Explanation of a position in a log: the verdict, the evidence, and what a plan does there."""
+"""Explain a position in a log: the verdict, its evidence, and how a plan changes this position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _WINDOW = 64 << 10
 
 
 def explain(store: Store, plan: Plan, offset: int) -> LogRange:
-    """Return the record or the damage at a physical offset. Raises: UsageError, StoreIOError."""
+    """Return the record or the damaged range that contains a physical offset. Raises: UsageError,
+    StoreIOError.
+    """
     located = store.log.locate(offset)
     if located is None:
         raise UsageError(f"physical offset {offset}: {store.log.explain(offset)}")
@@ -35,7 +37,7 @@ def explain(store: Store, plan: Plan, offset: int) -> LogRange:
         for span in batch.spans:
             if span.offset <= offset < span.end:
                 return _span(plan, source, span, offset)
-    raise UsageError(f"physical offset {offset}: nothing found there")
+    raise UsageError(f"physical offset {offset}: no record and no damage found")
 
 
 def _message(plan: Plan, source: Source, record: Record) -> LogRange:
@@ -51,7 +53,8 @@ def _message(plan: Plan, source: Source, record: Record) -> LogRange:
         source.witness, [record]).around(record)
     if around is not None:
         evidence.append(Evidence("consumequeue", "an entry points to a message of "
-                                 f"{around[1]} bytes at {around[0]}, which would contain it"))
+                                 f"{around[1]} bytes at {around[0]}, which would contain this "
+                                 "record"))
     index_keys = set() if source.witness is None else set(
         source.witness.keys(start, start + 1)[1].tolist())
     own = index_keys & key_hashes(record)
@@ -83,13 +86,13 @@ def _span(plan: Plan, source: Source, span: Span, offset: int) -> LogRange:
 
 
 def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:
-    yield Evidence("damage", f"the damaged record at {span.offset} may contain it: the length of "
-                   "that record is unknown")
+    yield Evidence("damage", f"the damaged record at {span.offset}, whose length is unknown, may "
+                   "contain this record")
     try:
         record = decode(source.read(position + source.head, size - source.head))
     except FormatError:
         return
-    yield Evidence("record", "its lengths add up, and its physical offset matches" + (
+    yield Evidence("record", "its lengths are consistent, and its physical offset matches" + (
         "; its body matches its CRC" if record.crc_ok and record.body else ""))
     if source.witness is not None:
         yield Evidence("assumed", f"no record has more than {source.witness.largest_record} bytes")

@@ -1,4 +1,4 @@
-"""Count of the fillers that remain where repairs wrote them, for `info`."""
+"""Count the remaining fillers at the offsets where repairs wrote them, for `info`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _UNDONE = "undone"
 
 
 def fillers_left(store: Store) -> int:
-    """Return the number of fillers that repairs of this store wrote and that nobody reverted.
+    """Return the number of fillers that repairs of this store wrote and that were not reverted.
 
-    Fillers of a store that was copied without its ``.rmqctl`` are unknown; `verify` and `stats`,
-    which read the log, count these too. Unreadable journals and files are skipped.
+    If a store was copied without its ``.rmqctl``, its fillers are not counted here, but by `verify`
+    and `stats`, which read the log. Unreadable journals and files are skipped.
     """
     by_path = {os.path.realpath(file.path): file for file in store.log.files}
     places: dict[str, set[tuple[int, int]]] = {}

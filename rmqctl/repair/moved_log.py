@@ -1,5 +1,5 @@
-"""Effects of earlier repairs on the next one: complete log files that a repair moved aside, as a
-broker's start would remove them, and still keeps; and an abort file that it left.
+"""Effects of earlier repairs on the next repair: complete log files that a repair moved aside, as a
+broker's startup would delete them, and still keeps; consume queues that a repair created.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from rmqctl.repair.executor.undo import preview
 from rmqctl.store.store import Store
 
 _DELETED = "delete"
-"""The action of a broker's start; `truncate` and `expire`, which are intended, move files aside."""
+"""Action for files that a broker's startup would delete. `truncate` and `expire`, which remove
+files on purpose, use another action.
+"""
 
 
 class MovedLog(NamedTuple):
-    """The repair, the number of files from the log's end that it keeps, and whether everything that
-    it changed is unchanged since, so that undoing the repair reverts nothing else.
+    """A repair that moved files from the end of the log aside. ``files``: number of these files.
+    ``as_it_was``: whether nothing that the repair changed has changed since, so that `undo` would
+    revert nothing else.
     """
 
     id: str
@@ -30,8 +33,8 @@ class MovedLog(NamedTuple):
 
 
 def moved_log(store: Store) -> MovedLog | None:
-    """Return the newest repair that moved files from the end of the log aside that are still
-    missing; None without one, or if its journal cannot be read. Read-only.
+    """Return the newest repair that moved files from the end of the log aside, if these files are
+    still missing. Return None if no such repair exists or its journal cannot be read.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1
@@ -53,8 +56,8 @@ def moved_log(store: Store) -> MovedLog | None:
 
 
 def created_queues(store: Store) -> bool:
-    """Return whether a repair created all present consume queues, as files, and no broker has
-    started since (the abort file is older). Such files do not prove which form the broker uses.
+    """Return whether all consume queue files were created by repairs and no broker has started
+    since (the abort file is older). Such files are no evidence of the form that the broker uses.
     """
     files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
              for file in queue.files}

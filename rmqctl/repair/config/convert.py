@@ -65,7 +65,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
     groups = files["subscriptionGroup.json"].value or {}
     if to == "rocksdb-v2" and groups.get("forbiddenTable"):
         raise RefusedError(f"{store.root}: some groups may not read some topics (forbiddenTable), "
-                           "and the form of that in config/rdb is unknown")
+                           "and how config/rdb stores this is unknown")
     changes = Changes()
     _move_aside(store, changes)
     if to == "json":

@@ -188,7 +188,8 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
         notes += [f"{FOLDER}/{difference.file}: {difference.name}: {difference.in_words()}"
                   for difference in differ[:_NAMED]]
     if steps:
-        notes.append("entries deleted in this store since then come back if the source has them")
+        notes.append("entries that were deleted from this store are added again if the source has "
+                     "them")
     return Merge(Plan(MERGE, store.root, tuple(actions), tuple(steps), notes=tuple(notes)),
                  tuple(differ))
 

@@ -418,7 +418,8 @@ class _Conversion(Changes):
 
 def _remedy(feature: str) -> Phrase:
     if feature == LONG_TRANSACTIONS:
-        return Phrase("end them before the store is converted: `rmqctl transactions list STORE`")
+        return Phrase("end the transactions before the store is converted: `rmqctl transactions "
+                      "list STORE`")
     if feature == POP:
         return Phrase("`rmqctl pop release STORE --group GROUP --apply` delivers them again, or "
                       "let consumers acknowledge them before the store is converted")

@@ -345,7 +345,7 @@ class _Job:
                 f"{source.name} and this member have entries of different terms from index "
                 f"{run.first} on: two leaders wrote them, and the group keeps the entries of its "
                 "majority (`rmqctl diff A B C` compares three). --prefer ours keeps the entries "
-                f"of this member, --prefer {source.name} takes that log from there on")
+                f"of this member, --prefer {source.name} copies the other entries")
 
     def _follow(self, source: LogSource, start: int, end: int) -> None:
         """Replace the log from byte ``start`` on with the source's log, which ends at ``end``."""
@@ -503,8 +503,8 @@ class _Job:
         if places:
             self.notes.append(
                 f"{plural(len(places), 'message')} with damaged properties, the first at physical "
-                f"offset {places[0]}: left as it is, because rmqctl does not mark entries of a "
-                f"DLedger group. {self._who} may have it intact")
+                f"offset {places[0]}: not changed, because rmqctl does not mark entries of a "
+                f"DLedger group. {self._who} may have intact copies")
         return len(places)
 
 

@@ -1,1 +1,1 @@
-"""Erasing of messages with all their copies, and of topics and groups."""
+"""Erase messages with all their copies; delete topics and groups."""

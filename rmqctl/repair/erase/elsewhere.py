@@ -1,7 +1,8 @@
-"""Copies outside the log, in compaction logs and in a tier below the store, and other leftovers.
+"""Copies of erased messages outside the log, and remaining bytes of their bodies.
 
-A message there is a record as in the log. Bytes of an erased body anywhere else (an earlier use of
-a file, a page of a damaged one, files that repairs keep) are counted, by file.
+A copy in a compaction log, or in a tier below the store, is a record as in the log. Bytes of an
+erased body may also remain in other places: in stale data of a file, in a page of a damaged file,
+in files that repairs keep. These bytes are counted for each file.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 @dataclass(slots=True)
 class OtherCopies:
-    """Records by file: (position, bytes, record)."""
+    """Copies found outside the log: for each file, (position, bytes, record) of each copy."""
 
     files: dict[str, list[tuple[int, bytes, Record]]] = field(default_factory=dict)
 
 
 def other_copies(store: Store, traits: Traits) -> OtherCopies:
-    """Find the copies in all files of the store except the log. Raises: StoreIOError."""
+    """Find the copies of erased messages in all files of the store that are not part of the log.
+    Raises: StoreIOError.
+    """
     copies = OtherCopies()
     own = {os.path.realpath(file.path) for file in store.log.files}
     for path in files_below(store.root):
@@ -60,7 +63,7 @@ def other_copies(store: Store, traits: Traits) -> OtherCopies:
 
 
 def files_below(root: str) -> Iterator[str]:
-    """Yield all files of a folder, sorted."""
+    """Yield all files below a folder, sorted within each folder."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         yield from (os.path.join(folder, name) for name in sorted(names)
@@ -96,9 +99,9 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
 
 def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, int]]],
               gone: Iterable[str] = ()) -> dict[str, int]:
-    """Return the number of bytes of erased bodies that stay, by file. They count in runs of
-    `MIN_RUN` bytes or more, outside of the ``planned`` spans (start, end) and of the files and
-    folders that are ``gone``.
+    """Return, for each file, the number of bytes of erased bodies that the plan does not erase.
+    Bytes count in runs of at least `MIN_RUN` bytes. Skipped are the ``planned`` spans (start, end)
+    of each file, and the files and folders ``gone``, which are moved aside.
     """
     runs = _BodyRuns(traits.bodies)
     if not len(runs):
@@ -116,7 +119,7 @@ def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, i
 
 
 class _BodyRuns:
-    """All runs of `MIN_RUN` bytes of some bodies, by hashes of their two words."""
+    """The hashes of all runs of `MIN_RUN` bytes (two words) in a set of bodies."""
 
     def __init__(self, bodies: Iterable[bytes]) -> None:
         self._words, self._runs = np.zeros(_TABLE, bool), np.zeros(_TABLE, bool)
@@ -147,8 +150,8 @@ class _BodyRuns:
         return len(self._hashes)
 
     def starts(self, data: bytes, base: int, spans: Array) -> Array:
-        """Return the sorted positions of such runs in a file with ``data`` at ``base``, without
-        runs that touch the ``spans`` (start, end).
+        """Return the sorted positions of these runs in a file whose bytes from position ``base`` on
+        are ``data``, without runs that overlap the ``spans`` (start, end).
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only bytes near such a word are hashed.
@@ -169,7 +172,7 @@ class _BodyRuns:
 
 
 def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield the bodies in lists that are joined at once."""
+    """Yield the bodies in groups that are concatenated and hashed together."""
     part: list[bytes] = []
     size = 0
     for body in bodies:
@@ -183,12 +186,14 @@ def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _words_of(data: bytes) -> Array:
-    """Return the words at all positions."""
+    """Return the 8-byte words that start at each position."""
     return np.ndarray(len(data) - _WORD + 1, "<u8", data, 0, (1,))
 
 
 def _hashes(words: Array, starts: Array) -> Array:
-    """Return the hashes of the runs at ``starts``; 0 for zeros, which identify no body."""
+    """Return the hashes of the runs that start at ``starts``; 0 for a run of zeros, which any file
+    may contain.
+    """
     hashes: Array = words[starts] * _FACTORS[0] ^ words[starts + _WORD] * _FACTORS[1]
     return hashes
 
@@ -199,7 +204,7 @@ def _place(hashes: Array) -> Array:
 
 
 def _left_in(path: str, runs: _BodyRuns, spans: Array) -> int:
-    """Return the number of bytes of a file that are in such runs."""
+    """Return the number of bytes of a file that are in a run of ``runs``, outside ``spans``."""
     count, last = 0, -MIN_RUN
     with FileSource(path) as source:
         at = source.next_data(0)

@@ -1,4 +1,4 @@
-"""The plans of ``delete message``, ``delete key``, ``delete topic`` and ``delete group``."""
+"""Plans of ``delete message``, ``delete key``, ``delete topic`` and ``delete group``."""
 
 from __future__ import annotations
 
@@ -57,15 +57,17 @@ _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
 _BY_TOPIC_AND_GROUP = (("consumerOrderInfo.json", ("table",)),)
 _GROUPS_OF_TOPICS = {"messageRequestMode.json": ("messageRequestModeMap", ""),
                      "consumerFilter.json": ("filterDataByTopic", "groupFilterData")}
-"""Topic tables that contain entries of groups, and the field that contains these entries."""
+"""Topic tables with entries of groups, and the field that contains these entries ("": the topic's
+entry itself).
+"""
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
 
 
 @dataclass(frozen=True, slots=True)
 class EraseSelection:
-    """The messages to erase: by ``ids`` of either kind, or by a selection. ``topics`` and
-    ``groups`` are deleted completely. ``same_body``: also messages with an erased body and another
-    id. ``whole_batches``: also the other messages of a compressed batch.
+    """The messages to erase: by ``ids`` (of clients or brokers), or by a ``selection``. ``topics``
+    and ``groups`` are deleted completely. ``same_body``: also erase messages that have an erased
+    body but another id. ``whole_batches``: also erase the other messages of a compressed batch.
     """
 
     ids: tuple[str, ...] = ()
@@ -79,7 +81,10 @@ class EraseSelection:
 
 @dataclass(slots=True)
 class Erasure:
-    """A plan; ``erased``: the certificate's lines; ``left``: bytes that stay, by file."""
+    """A plan that erases messages. ``erased``: lines of the certificate. ``left``: for each file,
+    number of bytes of erased bodies that are not erased. ``doubtful``: number of messages that may
+    be copies. ``batches``: number of batches that cannot be erased in part.
+    """
 
     plan: Plan
     erased: list[dict[str, Any]] = field(default_factory=list)
@@ -165,7 +170,9 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
 
 def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
             report: Callable[[Problem], None]) -> Iterable[Record]:
-    """Yield the selected messages; ids of clients are added to ``traits``."""
+    """Yield the selected messages. Ids of clients are added to ``traits`` instead of being looked
+    up.
+    """
     for message_id in wanted.ids:
         record = None
         try:
@@ -191,7 +198,7 @@ def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
 def _erase(changes: Changes, lines: list[dict[str, Any]],
            spans: dict[str, list[tuple[int, int]]], store: Store, path: str, at: int, raw: bytes,
            record: Record, role: str, *, drop: bool) -> bool:
-    """Plan the erasure of one record; return whether the record has no space for the mark."""
+    """Plan the erasure of one record; return whether the record is too small for the mark."""
     parts, is_marked = erased(raw, record, drop=drop)
     name, topic = sys.intern(target(store, path)), sys.intern(record.topic.decode(
         "utf-8", "replace"))
@@ -215,7 +222,7 @@ def _what(role: str, topic: str, queue_id: int) -> Phrase:
 
 
 def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
-    """Return one patch for each file."""
+    """Merge the patches of each file into one patch."""
     pieces: dict[str, list[OverlayPiece]] = {}
     for step in steps:
         if isinstance(step, Patch):
@@ -226,7 +233,7 @@ def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
 def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
                   spans: dict[str, list[tuple[int, int]]], store: Store, physical: int,
                   traits: Traits, *, same_body: bool) -> set[bytes | None]:
-    """Plan a batch with messages to erase; return their ids."""
+    """Plan the erasure of messages in a batch; return the ids of these messages."""
     record, raw = store.log.record_at(physical), store.log.raw_at(physical)
     place = store.log.locate(physical)
     if record is None or raw is None or place is None:
@@ -253,7 +260,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
 
 def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
                  others: Sequence[str]) -> list[str]:
-    """Move the folders of the topics, and their ``others``, aside; return all of these folders."""
+    """Move aside the folders of the topics and the folders ``others``; return all moved folders."""
     folders = list(_QUEUES)
     if os.path.isdir(store.path(_COMPACTION)):
         folders += [os.path.join(_COMPACTION, name)
@@ -272,8 +279,8 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
 
 def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
                       scratch: Scratch) -> None:
-    """Rebuild the database of consume queues without those of the topics.
-    Raises: RefusedError if it is damaged; StoreIOError, MissingExtraError.
+    """Rebuild the database of consume queues without the queues of the topics. Raises: RefusedError
+    if the database is damaged; StoreIOError, MissingExtraError.
     """
     present = store.rocksdb
     if present is None or not any(topic in topics for topic, _ in present.queues):
@@ -293,7 +300,9 @@ def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
 
 def _drop_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
                  clock: Callable[[], int], scratch: Scratch) -> None:
-    """Remove the topics and groups from all tables. Raises: RefusedError if one cannot be read."""
+    """Remove the topics and groups from all configuration tables. Raises: RefusedError if a table
+    cannot be read.
+    """
     if not (topics or groups):
         return
     databases: dict[str, dict[str, Any]] = {}
@@ -346,7 +355,9 @@ def _drop_config(changes: Changes, store: Store, topics: Sequence[str], groups: 
 
 
 def _with_bare_numbers(value: Any) -> Any:
-    """Return the table with queue ids and queue offsets as numbers, as a broker writes them."""
+    """Return the table with numbers as keys for queue ids and queue offsets, as a broker writes
+    them.
+    """
     if not isinstance(value, dict):
         return value
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: _with_bare_numbers(entry)
@@ -355,7 +366,7 @@ def _with_bare_numbers(value: Any) -> Any:
 
 def _drop_groups(value: dict[str, Any], table: str, below: str,
                  groups: Sequence[str]) -> list[str]:
-    """Remove the groups from the entries of each topic of a table; return the removed entries."""
+    """Remove the groups from each topic's entry in a table; return the removed entries."""
     dropped: list[str] = []
     entries = value.get(table)
     for topic, entry in (entries if isinstance(entries, dict) else {}).items():
@@ -375,8 +386,8 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 
 def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches: Matches, *,
                is_empty: bool) -> Iterator[str]:
-    """Yield notes on names that were not found (mistyped, or erased before), and on places that
-    cannot be searched.
+    """Yield notes on ids, topics and groups that were not found (mistyped, or erased before), and
+    on damaged bytes that cannot be searched.
     """
     if matches.damaged:
         yield (f"{plural(matches.damaged, 'byte', 'bytes')} of the log are damaged, and messages "
@@ -393,7 +404,7 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
 
 def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
-    """Yield notes that the user must know before the plan is applied."""
+    """Yield notes that the user should read before applying the plan."""
     # Files that opening the store put aside below .rmqctl are not of a repair, and stay.
     kept = {path: count for path, count in left.items() if os.path.relpath(
         path, store.root).startswith(os.path.join(REPAIRS, ""))}
@@ -419,9 +430,9 @@ def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[st
     together = {physical: others for physical, others in matches.closed.items() if others >= 0}
     if together:
         yield (f"{plural(len(together), 'batch is', 'batches are')} compressed and can only be "
-               "erased as a whole: not erased (--whole-batches erases "
-               f"{plural(sum(together.values()), 'other message')} with it, of the batch at "
-               f"{named([str(physical) for physical in sorted(together)])})")
+               "erased as a whole: not erased (at "
+               f"{named([str(physical) for physical in sorted(together)])}; --whole-batches also "
+               f"erases {plural(sum(together.values()), 'other message')})")
     if unread := len(matches.closed) - len(together):
         yield (f"{plural(unread, 'batch contains', 'batches contain')} an erased body and cannot "
                "be read message by message: not erased")

@@ -1,14 +1,14 @@
 """The messages to erase, and their copies in the log.
 
-When a broker copies a message (delayed, half, retry or dead letter), it keeps the client's id, and
-the born time and born host. So a copy either has that id, or names it as its origin, and has the
-same born time and host or the same body; or it has no id, and matches in both. Clients choose ids:
-a message with only the id, or only the body, may be another one. It is counted, and erased only on
-request.
+When a broker copies a message (delayed, half, retry or dead letter), the copy has the same client
+id, born time and born host. So a message is a copy in two cases: it has the id (or names it as its
+origin), and also the same born time and host or the same body; or it has no id, but the same born
+time, host and body. Clients choose the ids, so a message that has only the same id, or only the
+same body, may be unrelated: it is counted, and erased only on request.
 
-For a deleted topic, only delayed or returned messages are copies: an application may have forwarded
-a message to another topic. For a deleted group, whose retry and dead letter topics are deleted,
-there are no copies: its messages are copies themselves, of messages that stay.
+For a deleted topic, only delayed and returned messages are copies: an application may have
+forwarded a message to another topic. For a deleted group, its retry and dead letter topics are
+deleted; the messages in them are themselves copies, and their originals are kept.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 MIN_RUN = 16
-"""Size in bytes of the smallest body that is searched for, and of the smallest run of bytes that
-counts as a remainder.
+"""Minimum size in bytes of a body that is searched for by content, and of a run of its bytes that
+counts as remaining.
 """
 _MAX_HELD = 16 << 20
 """Maximum total size in bytes of the bodies that are searched for by content."""
@@ -44,8 +44,9 @@ _SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 @dataclass(slots=True)
 class Traits:
-    """Traits of copies: ids of clients, ids of brokers, bodies as the producer sent them.
-    ``topics``: deleted with their delayed and returned messages. ``named``: ids from the user.
+    """Properties by which copies are recognized: ``ids`` of clients, ids of brokers (``origins``),
+    ``bodies`` as the producer sent them. ``topics``: topics to delete, with their delayed and
+    returned messages. ``named``: ids that the user named.
     """
 
     ids: set[bytes] = field(default_factory=set)
@@ -54,19 +55,21 @@ class Traits:
     topics: frozenset[str] = frozenset()
     named: set[bytes] = field(default_factory=set)
     crcs: set[int] = field(default_factory=set)
-    """CRCs of the bodies."""
+    """CRCs of the bodies, as in the log."""
     births: set[tuple[int, tuple[bytes, int]]] = field(default_factory=set)
-    """Born times (epoch ms) and born hosts (address, port) of the messages."""
+    """Born times (epoch ms) and born hosts (address, port) of the messages to erase."""
     held: int = 0
     selects: Callable[[Record, Inner], bool] | None = None
-    """Returns whether the user selected a message of a batch."""
+    """Function that returns whether the user selected a message of a batch."""
     whole_batches: bool = False
-    """True to erase a compressed batch as a whole for one of its messages."""
+    """Whether to erase a whole compressed batch if one of its messages is to be erased."""
     unsearched: set[int] = field(default_factory=set)
-    """Physical offsets of messages whose bodies are not searched for (too many bytes)."""
+    """Physical offsets of messages whose bodies are not searched for, because they exceed
+    `_MAX_HELD`.
+    """
 
     def add(self, record: Record) -> None:
-        """Add the traits of a message, so that its copies are found, too."""
+        """Add the traits of a message, so that copies of the message are found."""
         unique = unique_key(record)
         if unique:
             self.ids.add(unique)
@@ -79,7 +82,7 @@ class Traits:
             self.add_body(item.body, record.physical_offset)
 
     def add_body(self, body: bytes, physical: int) -> None:
-        """Add a body to the traits, so that its copies are found, too."""
+        """Add a body to the traits, so that messages with this body are found."""
         if len(body) < MIN_RUN or body in self.bodies or not any(body):
             return
         if self.held + len(body) > _MAX_HELD:
@@ -90,8 +93,8 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Return whether a message of a batch is named by the user or a copy; None if only the body
-        matches.
+        """Return whether a message of a batch is to be erased: the user named or selected it, or it
+        is a copy. Return None if only its body matches and ``same_body`` is False.
         """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
@@ -104,7 +107,9 @@ class Traits:
         return False
 
     def is_copy(self, record: Record) -> bool:
-        """Return whether a message is named, or is proven to be a copy of an erased message."""
+        """Return whether the user named the message, or the message is a proven copy of an erased
+        message.
+        """
         properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
         unique, *origins = (None if (value := properties.get(name)) is None else value.encode(
             "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
@@ -119,7 +124,7 @@ class Traits:
         return unique is None and is_born and has_body
 
     def _is_of_topics(self, record: Record, properties: dict[str, str]) -> bool:
-        """Return whether a message may be a delayed or returned message of the topics."""
+        """Return whether a message may be a delayed or returned message of one of the topics."""
         topics = {properties[name] for name in _OF_TOPIC if name in properties}
         return _is_moved(record.topic.decode("utf-8", "replace")) and (
             not topics or not topics.isdisjoint(self.topics))
@@ -131,10 +136,11 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """Physical offsets of messages to erase, with the role of each. ``doubtful``: messages with the
-    same body and another id. ``batches``: batches with messages to erase; ``closed``: such batches
-    that stay as they are, with the number of other messages in them (-1: unknown). ``damaged``:
-    bytes of the log that cannot be searched.
+    """Messages found in the log, by physical offset. ``messages``: messages to erase, each with its
+    role (message, kind of copy). ``doubtful``: messages that have only the id or only the body of
+    an erased message. ``batches``: batches that contain messages to erase. ``closed``: such batches
+    that cannot be erased in part, each with the number of its other messages (-1: unknown).
+    ``damaged``: number of bytes of the log that cannot be searched.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
@@ -143,7 +149,7 @@ class Matches:
     closed: dict[int, int] = field(default_factory=dict)
     damaged: int = 0
     shared: set[str] = field(default_factory=set)
-    """Topics that share messages with light queues."""
+    """Topics whose messages are shared with LMQs."""
 
 
 def _is_moved(topic: str) -> bool:
@@ -151,12 +157,12 @@ def _is_moved(topic: str) -> bool:
 
 
 def content(record: Record) -> bytes:
-    """Return the body as the producer sent it."""
+    """Return the decompressed body of a message."""
     return bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
 
 
 def unique_key(record: Record) -> bytes | None:
-    """Return the client's id of a message."""
+    """Return the client's id of a message; None if the message has no id."""
     properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
     value = properties.get(props.UNIQUE_KEY)
     return None if value is None else value.encode("utf-8", "surrogateescape")
@@ -164,8 +170,8 @@ def unique_key(record: Record) -> bytes | None:
 
 def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
          advance: Callable[[int], None] = lambda _bytes: None) -> Matches:
-    """Return the ``chosen`` messages and all that the traits identify, until nothing is added. Each
-    round reads the log once. Raises: StoreIOError.
+    """Return the ``chosen`` messages and all messages that the traits identify. Messages that are
+    found add traits, so the log is read again until a reading adds none. Raises: StoreIOError.
     """
     matches = Matches()
     for record in chosen:
@@ -188,7 +194,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
 
 
 def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) -> None:
-    """Add the matches in a batch."""
+    """Find the messages to erase among a batch of records."""
     properties = text.PropertySegments(batch)
     rows: set[int] = set()
     # By ids: in properties, by column.
@@ -239,7 +245,9 @@ def _having(properties: text.PropertySegments, name: str, wanted: set[bytes]) ->
 
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
-    """Return the rows whose body may be, or contain, a body or id that is searched for."""
+    """Return the numbers of the records whose body may be, or may contain, a body or an id that is
+    searched for.
+    """
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
     mask: Array = (flags & sysflag.COMPRESSED != 0) & bool(traits.bodies)
@@ -277,7 +285,7 @@ def _by_content(record: Record, traits: Traits, matches: Matches, *, same_body: 
 
 def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
             same_body: bool) -> None:
-    """Add the matches among the messages of a batch in one record."""
+    """Find the messages to erase inside a record that is a batch of messages."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
     judged = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
@@ -298,7 +306,7 @@ def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
 
 
 def _role(record: Record, traits: Traits) -> str:
-    """Return the role of a message: one of a deleted topic, or the kind of copy."""
+    """Return the role of a message: "message" in a deleted topic, otherwise the kind of copy."""
     topic = record.topic.decode("utf-8", "replace")
     if topic in traits.topics:
         return "message"

@@ -1,7 +1,7 @@
-"""Index files without the entries of erased messages, as if these had never been put.
+"""Remove the entries of erased messages from index files, as if they had never been added.
 
-Later entries move up and all chains are linked again, so that every entry is reached once. A file
-whose chains do not match its entries is damaged, and left as it is.
+Later entries move up and all chains are rebuilt, so that each entry is reachable exactly once. A
+file whose chains do not match its entries is damaged and is not changed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _NEAR = 64
-"""Maximum number of slots between two changed slots that are written in one piece."""
+"""Changed slots with at most this distance are written in one piece, with the slots
+between them.
+"""
 
 
 def drop_entries(store: Store, gone: Array, why: str = "entries of erased messages") -> Changes:
-    """Drop the entries that point to one of the physical offsets ``gone``. Raises: StoreIOError."""
+    """Remove the index entries that point to one of the physical offsets ``gone``. Raises:
+    StoreIOError.
+    """
     changes = Changes()
     for file in store.index_listing.files:
         try:
@@ -89,8 +93,9 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
 
 
 def _runs(slots: Array) -> Iterator[slice]:
-    """Yield runs that contain all of the ``slots``, which are sorted; slots between near ones are
-    written unchanged, because many small pieces would take more memory.
+    """Yield slices that together contain all ``slots`` (sorted numbers). Slots that are close
+    together are in one slice, with the unchanged slots between them: many small pieces would take
+    more memory.
     """
     cuts = np.flatnonzero(np.diff(slots) > _NEAR)
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(slots) - 1)
@@ -100,7 +105,9 @@ def _runs(slots: Array) -> Iterator[slice]:
 
 
 def _count_from(store: Store, entries: Array, begin: int) -> None:
-    """Give each entry the seconds from ``begin`` (ms) to the store time of its message."""
+    """Set the time of each entry: the seconds from ``begin`` (ms) to the store time of
+    its message.
+    """
     physical = entries["physical_offset"].astype(np.int64)
     for batch in store.log.walk(int(physical.min()), int(physical.max()) + 1):
         if not len(batch):
@@ -112,7 +119,9 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
-    """Return (the value of each slot, the previous entry of each entry)."""
+    """Return (for each slot, the number of its newest entry; for each entry, the number of the
+    previous entry in its slot). 0: no entry.
+    """
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")
     same = slot[order][1:] == slot[order][:-1]

@@ -1,9 +1,9 @@
-"""Messages inside a batch that is one record (flag INNER_BATCH), erased one by one, in place.
+"""Erase single messages inside a record that is a batch (flag INNER_BATCH), in place.
 
-Each has a header, a body and properties, as its producer sent it. An erased message keeps its size:
-its body becomes zeros, and of the properties only ``RMQCTL=erased`` stays. A compressed batch would
-change its size. RocketMQ's clients do not send these, so such a batch is only erased as a whole, on
-request.
+Each message of a batch has a header, a body and properties. An erased message keeps its size: its
+body becomes zeros, and its only property is ``RMQCTL=erased``. This is impossible in a compressed
+batch, whose size would change. RocketMQ's clients do not send compressed batches; such a batch can
+only be erased as a whole, on request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _MARK = props.build({filler.MARK: "erased"}).encode()
 
 
 class Inner(NamedTuple):
-    """A message of a batch: place and size in the batch's body, its own body and properties."""
+    """A message of a batch: its position ``at`` and its size in the body of the batch, its body and
+    its properties.
+    """
 
     at: int
     size: int
@@ -41,15 +43,15 @@ class Inner(NamedTuple):
 
     @property
     def unique_key(self) -> bytes | None:
-        """Return the client's id."""
+        """Return the client's id of the message; None if the message has no id."""
         properties = props.parse(self.properties.decode("utf-8", "surrogateescape"))
         value = properties.get(props.UNIQUE_KEY)
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
 def inner_messages(record: Record, plain: bytes | None = None) -> list[Inner]:
-    """Return the messages of a batch, whose body is ``plain`` when decompressed; nothing for any
-    other record.
+    """Return the messages of a batch; an empty list if the record is not a batch. ``plain``: the
+    decompressed body of the batch, if known.
     """
     if not record.sys_flag & sysflag.INNER_BATCH:
         return []
@@ -76,7 +78,9 @@ def _items(body: bytes) -> Iterator[Inner]:
 
 def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
         bytes, list[Inner]]:
-    """Return (the batch's record without the content of the messages to erase, these messages)."""
+    """Return (the record of a batch without the content of the messages for which ``gone`` is true,
+    these messages).
+    """
     body, erased = bytearray(record.body), []
     for item in inner_messages(record):
         if gone(item):
@@ -99,10 +103,10 @@ def _empty(body: bytearray, item: Inner) -> bytes:
 
 
 def is_empty(item: Inner) -> bool:
-    """Return whether a message of a batch was erased before."""
+    """Return whether a message of a batch has already been erased."""
     return item.properties == _MARK and not any(item.body)
 
 
 def digest(item: Inner) -> str:
-    """Return the SHA-256 of a message's body."""
+    """Return the SHA-256 of the body of a message."""
     return hashlib.sha256(item.body).hexdigest()

@@ -1,4 +1,4 @@
-"""Selections of messages by the options of ``delete``."""
+"""Select messages by the options of ``delete``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _MAX_SIZE = 64 << 20
 
 
 def read_ids(path: str) -> list[str]:
-    """Return the ids in a file, one per line. Raises: UsageError without any id; StoreIOError."""
+    """Return the ids in a file, one per line. Raises: UsageError if the file has no ids;
+    StoreIOError.
+    """
     with FileSource(path) as source:
         if source.size > _MAX_SIZE:
             raise UsageError(f"{path}: larger than {_MAX_SIZE >> 20} MiB, too large for a list of "
@@ -33,9 +35,9 @@ def read_ids(path: str) -> list[str]:
 
 
 def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selection | None:
-    """Return the selection of messages of a topic (None: any) with a key and all properties
-    ``NAME=VALUE``, read in the order of the log, so that messages without a consume queue entry are
-    included. Raises: UsageError.
+    """Return a selection of the messages of a topic (None: of any topic) that have the key and all
+    of the properties ``NAME=VALUE``. The selection reads the log, so it includes messages without a
+    consume queue entry. Raises: UsageError.
     """
     if not (key or named):
         return None
@@ -49,7 +51,9 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
 
 
 def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | None:
-    """Return a test of messages inside a batch by a `selection`, on their keys and properties."""
+    """Return a function that tests whether a selection includes a message inside a batch, by its
+    keys and properties.
+    """
     if selected is None:
         return None
 

@@ -1,9 +1,10 @@
-"""Replacement of an erased message: a record of the same size without its content.
+"""The record that replaces an erased message: it has the same size, but no content.
 
-Offset, queue offset, times and hosts stay, and the tags, whose hash is in the consume queue entry.
-The body becomes zeros; the only properties that stay are those that a broker needs to do no harm
-(see `salvage.filler`), and ``RMQCTL=erased``. A message of a deleted topic becomes a record of
-transaction type ROLLBACK, for which no broker writes a consume queue or index entry.
+Physical offset, queue offset, times and hosts are kept, and the tags, because their hash is in the
+consume queue entry. The body becomes zeros. Of the properties, only those are kept that a broker
+needs to handle the record safely (see `salvage.filler`), and ``RMQCTL=erased`` is added. A message
+of a deleted topic becomes a record of the transaction type ROLLBACK, for which no broker writes a
+consume queue entry or index entry.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CHUNK = 1 << 20
 
 def erased(raw: bytes, record: Record, *, drop: bool = False,
            mark: str = ERASED) -> tuple[Parts, bool]:
-    """Return (the record in place of ``raw``, in sparse form; whether it has the ``mark``, for
-    which a small record has no space). ``drop``: its topic is deleted.
+    """Return (the record that replaces ``raw``, in sparse form; whether it contains the property
+    ``mark``, for which a small record has no space). ``drop``: whether the topic is deleted.
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
@@ -69,8 +70,9 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 
 
 def is_erased(record: Record) -> bool:
-    """Return whether the message was erased before. Because anyone can send the property, the
-    record must be otherwise empty. A delayed message may have no space for the property.
+    """Return whether the message has already been erased. Anyone can send the property, so the rest
+    of the record must also be empty. A delayed message may lack the property if it had no space for
+    it.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})
@@ -79,7 +81,9 @@ def is_erased(record: Record) -> bool:
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
-    """Return the record with a body of zeros between its header and properties in ``raw``."""
+    """Return ``raw`` (a record without a body) in sparse form, with a body of zeros inserted
+    between header and properties.
+    """
     head, end = raw[:head_size - 4] + body.to_bytes(4, "big"), raw[head_size:]
     if sealed:
         crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(body, zlib.crc32(head))) & CRC_MASK

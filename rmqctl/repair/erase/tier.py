@@ -1,11 +1,12 @@
-"""Index files of a tier below the store, uploaded or not, in which items of erased messages point
-to nothing.
+"""Index files of a tier below the store, uploaded or local: items of erased messages are made
+unreachable.
 
-The size of an uploaded file is the next one's name, so no item is removed: its topic id becomes one
-that no topic has, and its key hash the number of its slot. Chains and slots stay as they are.
+The name of each uploaded file follows from the size of the previous file, so an item cannot be
+removed. Instead, its topic id is set to an id that no topic has, and its key hash to the number of
+its slot. Chains and slots do not change.
 
 A deleted topic is removed from the tier with its folder and its metadata, as when a broker deletes
-it.
+the topic.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ _ID = fmt.ITEM.field("topic_id").offset
 _WHY = "entries of erased messages"
 
 ItemKeys = dict[int, set[tuple[int, int, int]]]
-"""By offset in the commit log of a queue: (key hash, queue id, size) of an item."""
+"""By offset in a queue's commit log: (key hash, queue id, size) of each index item for
+this offset.
+"""
 
 
 def drop_items(store: Store, copies: OtherCopies) -> Changes:
-    """Patch the items of tier records in ``copies``. Raises: StoreIOError."""
+    """Make the index items of the tier records in ``copies`` unreachable. Raises: StoreIOError."""
     changes, wanted = Changes(), _wanted(copies)
     if not wanted:
         return changes
@@ -64,7 +67,7 @@ def drop_items(store: Store, copies: OtherCopies) -> Changes:
 
 
 def topic_folders(store: Store, topics: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (topic, its folder of a broker in a tier below the store)."""
+    """Return (topic, folder) for each folder of a topic in a tier below the store."""
     return [(name, os.path.join(folder, name))
             for folder, folders, _ in os.walk(store.root)
             if names.parse_cluster(os.path.basename(os.path.dirname(folder)))
@@ -74,7 +77,9 @@ def topic_folders(store: Store, topics: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def drop_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
-    """Remove topics from the metadata of the tier. Raises: RefusedError if it is damaged."""
+    """Remove topics from the metadata of the tier. Raises: RefusedError if the metadata
+    is damaged.
+    """
     changes = Changes()
     gone = {f"{os.path.basename(os.path.dirname(path))}/{topic}" for topic, path in folders}
     for name in (f"{FOLDER}/{names.METADATA_NAME}", f"{FOLDER}/{names.METADATA_NAME}.bak"):
@@ -121,7 +126,7 @@ def _wanted(copies: OtherCopies) -> ItemKeys:
 
 
 def _hashes(record: Record) -> Iterator[int]:
-    """Yield the hashes under which a tier may have a message."""
+    """Yield the key hashes under which a tier's index may have a message."""
     topic = record.topic.decode("utf-8", "replace")
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     keys = {properties.get(props.UNIQUE_KEY), *(properties.get(props.KEYS) or "").split(" ")}
@@ -130,7 +135,9 @@ def _hashes(record: Record) -> Iterator[int]:
 
 
 def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[OverlayPiece], int]:
-    """Return (the patches of a file, its number of items). Raises: FormatError, StoreIOError."""
+    """Return (the pieces of an index file to change, number of items in the file). Raises:
+    FormatError, StoreIOError.
+    """
     size = source.size
     if not size:
         return [], 0

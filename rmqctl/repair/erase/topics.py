@@ -1,9 +1,9 @@
-"""The topics that are deleted with topics and groups.
+"""The topics that are deleted, including the internal topics of deleted groups.
 
-A group has a retry and a dead letter topic, and with POP a retry topic for each topic:
-``%RETRY%group+topic``, or ``%RETRY%group_topic`` of older brokers. Groups and topics may contain
-``_``, so such a name may belong to several groups. It is deleted only if it cannot belong to
-another group.
+A group has a retry topic and a dead letter topic. With POP, it also has a retry topic for each
+topic: ``%RETRY%group+topic``, or ``%RETRY%group_topic`` with older brokers. Names of groups and
+topics may contain ``_``, so a name of the older form may belong to several groups. Such a topic is
+deleted only if it cannot belong to another group.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
 class DeletedTopics:
-    """The ``topics`` to delete. ``undecided``: retry topics that may belong to another group and
-    stay, with the deleted group.
-    Raises: UsageError, RefusedError for topics or groups that do not exist or must not be deleted.
+    """The ``topics`` to delete. ``undecided``: retry topics that are kept because they may belong
+    to another group, each with the deleted group. Raises: UsageError, RefusedError for topics or
+    groups that do not exist or must not be deleted.
     """
 
     def __init__(self, store: Store, topics: Iterable[str], groups: Iterable[str]) -> None:
@@ -47,8 +47,8 @@ class DeletedTopics:
                 self._decide(name, group, owners)
 
     def _decide(self, name: str, group: str, owners: _Owners) -> None:
-        """Decide whether a retry topic whose name starts with a group's name belongs to that
-        group.
+        """Decide whether a retry topic whose name starts with the name of a deleted group belongs
+        to this group.
         """
         suffix = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
         if suffix[:1] not in ("", "_") or name in self.topics:
@@ -61,7 +61,7 @@ class DeletedTopics:
             self.undecided[name] = group
 
     def notes(self, root: str) -> Iterator[str]:
-        """Yield the undecided topics, each with the command that deletes it."""
+        """Yield a note on each undecided topic, with the command that deletes it."""
         for name, group in self.undecided.items():
             yield (f"topic {name} may be a retry topic of group {group} or of another one: not "
                    f"deleted (`rmqctl delete topic {shlex.quote(root)} {shlex.quote(name)}` "
@@ -69,7 +69,7 @@ class DeletedTopics:
 
 
 class _Owners:
-    """The groups that a retry topic may belong to, by the existing topics and groups."""
+    """The groups to which a retry topic may belong, judged by the existing topics and groups."""
 
     def __init__(self, names: set[str], groups: set[str]) -> None:
         self.topics = {name for name in names if not name.startswith(_INTERNAL)}
@@ -91,7 +91,8 @@ def _check(topics: Iterable[str], groups: Iterable[str]) -> None:
             raise RefusedError(f"{topic} is a system topic: a broker needs it")
         if topic.startswith(props.LMQ_PREFIX):
             raise RefusedError(f"{topic} is an LMQ: its messages belong to other topics and "
-                               "would recreate it; delete these (`rmqctl delete message`)")
+                               "would recreate it; delete these messages (`rmqctl delete "
+                               "message`)")
     for group in groups:
         if not is_user_group(group):
             raise RefusedError(f"{group} is a system group: a broker needs it")
