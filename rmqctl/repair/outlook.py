@@ -1,4 +1,4 @@
-"""A preview of `recover` for advice: a plan that is computed and discarded."""
+"""Preview `recover` for advice: compute its plan and discard it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 MAX_LOG_SIZE = 4 << 30
-"""The largest log, in bytes, for which advice computes a plan: it reads the log once more, and
-writes entries and index into a temporary folder.
+"""Maximum size in bytes of a log for which advice computes a plan, because this reads the log once
+more and writes queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
-"""The number of fillers, the last ones of a log, for which truncation is tried."""
+"""Maximum number of fillers, from the end of the log backward, at which a truncation is tried."""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
-"""Findings that `truncate` to the end of the log may settle."""
+"""Findings that `truncate` may resolve by truncating at the present end of the log."""
 
 
 def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
             watch: Watch) -> RepairOutlook | None:
-    """Return what `recover` with the ``options`` would do to a diagnosed store; None if nothing
-    needs to be done, or nothing can be.
+    """Return what `recover` with these options would do to a diagnosed store; None if the store
+    needs no repair or cannot be repaired.
     """
     start = diagnosis.start
     judged = not start.not_judged or start.unopened
@@ -42,12 +42,12 @@ def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
 
 def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Container[str], *,
             starts_well: bool) -> RepairOutlook | None:
-    """Plan a repair of an opened store in a temporary folder. ``categories``: those of the store's
-    findings. ``starts_well``: a broker starts on the store and loses nothing, so its abort file is
-    harmless.
+    """Plan a repair of an opened store in a temporary folder. ``categories``: categories of the
+    store's findings. ``starts_well``: whether a broker starts on the store without loss, so that
+    its abort file is harmless.
 
-    None if the log is larger than `MAX_LOG_SIZE`, or if the plan cannot be made for a reason
-    outside the store.
+    Return None if the log is larger than `MAX_LOG_SIZE`, or if planning fails for a reason outside
+    the store.
     """
     if store.log.size > MAX_LOG_SIZE:
         return None
@@ -71,8 +71,9 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
 
 
 def damaged_tail(store: Store, plan: Plan) -> DamagedTail | None:
-    """Return where truncation replaces the fillers of a ``plan`` that no intact record follows;
-    None if it does not, or records are undecided.
+    """Return the earliest filler of a ``plan`` at which the log could be truncated without removing
+    an intact record, so that fewer fillers are needed. Return None if no such filler exists or
+    records are undecided.
     """
     fills = sorted((action.offset for action in plan.actions
                     if action.action == "fill" and action.offset is not None), reverse=True)
@@ -95,7 +96,9 @@ def damaged_tail(store: Store, plan: Plan) -> DamagedTail | None:
 
 
 def _truncates(store: Store) -> int | None:
-    """Return the end of the log, if truncating there changes other files and removes no message."""
+    """Return the end of the log if truncating at this end changes other files but removes no
+    message; otherwise None.
+    """
     try:
         end = find_end(store).offset
         with Scratch() as scratch:

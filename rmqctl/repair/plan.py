@@ -1,7 +1,7 @@
-"""A repair as a value: readable actions, and the steps that carry them out.
+"""Plans of repairs: actions, which describe the changes, and steps, which carry them out.
 
-A plan is computed without writing into the store; `rmqctl.repair.executor.executor` applies any
-plan. Two plans are equal when their actions are.
+A plan is computed without writing to the store; `rmqctl.repair.executor.executor` applies any plan.
+Two plans are equal if their actions are equal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ __all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "
            "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(activity, total bytes) -> a context manager; its value is called with the bytes done."""
+"""Function of an activity and its total number of bytes. It returns a context manager that yields a
+function to call with the number of bytes processed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """The content of a file outside of the store's own folders (scratch).
+    """The content of a new file, as a file outside the store (in a scratch folder).
 
-    ``movable``: the file may be renamed into the store instead of copied (same file system).
+    ``movable``: whether the file may be renamed into the store, if it is on the same file system,
+    instead of being copied.
     """
 
     path: str
@@ -42,13 +45,13 @@ class FileContent:
 
 
 Content = bytes | FileContent | OverlayPiece
-"""The content of a file; a `OverlayPiece` (its ``at`` 0) is a sparse form."""
+"""The content of a file: bytes, a file in a scratch folder, or a `Piece` at 0, which is sparse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A new file. ``target`` is relative to the root, or absolute for a file in a further commitlog
-    folder. ``mtime_ns``: its modification time; None: now.
+    """Creation of a file. ``target``: its path relative to the root, or absolute if the file is in
+    another commitlog folder. ``mtime_ns``: its modification time (None: now).
     """
 
     target: str
@@ -58,7 +61,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A file with new content; the old file is kept aside."""
+    """Replacement of a file; the old file is kept for `undo`."""
 
     target: str
     content: Content
@@ -67,10 +70,10 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Bytes to write in place: all ``pieces`` go into an existing file, and the bytes before are
-    kept. A piece may reach beyond the end of the file, which then grows.
+    """Changes of an existing file in place: all ``pieces`` are written, and the old bytes are kept
+    for `undo`. The file grows if a piece extends beyond its end.
 
-    The modification time stays, because a broker's expiry depends on it.
+    The modification time does not change, because it determines when a broker expires the file.
     """
 
     target: str
@@ -79,28 +82,28 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class MoveAside:
-    """A file, or a folder with its content, that is moved aside and kept."""
+    """Removal of a file, or of a folder with its content; both are moved aside and kept
+    for `undo`.
+    """
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """A new empty folder (and those above it)."""
+    """Creation of an empty folder, and of its parent folders."""
 
     target: str
 
 
 Step = Create | Replace | Patch | MoveAside | MakeFolder
 Planned = tuple[list[Step], list[Action]]
-"""A part of a plan: its steps, and the actions that describe them."""
+"""A part of a plan: steps, and the actions that describe these steps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Steps of a plan in the order in which they are carried out, the actions that describe them,
-    and notes.
-    """
+    """Steps of a plan in the order of execution, the actions that describe them, and notes."""
 
     steps: list[Step] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -108,12 +111,12 @@ class Changes:
 
     def act(self, step: Step, verb: str, before: Value, after: Value, why: str,
             unit: str = "byte") -> None:
-        """Add a step and its action; the arguments are those of `Action`."""
+        """Add a step, and the action that describes it with the other arguments (see `Action`)."""
         self.steps.append(step)
         self.actions.append(Action(verb, step.target, before, after, why, unit))
 
     def extend(self, more: Changes) -> None:
-        """Add all of ``more``."""
+        """Add the steps, actions and notes of ``more``."""
         self.steps += more.steps
         self.actions += more.actions
         self.notes += more.notes
@@ -123,18 +126,18 @@ class Changes:
 
 
 def touches(steps: Iterable[Step], structure: str) -> bool:
-    """Return whether any of the steps changes a file below the folder of a structure."""
+    """Return whether any step changes a file in the folder of a structure."""
     return any(step.target.split(os.sep, 1)[0] == structure for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A message that cannot be restored, with all that is known of it. None: unknown.
+    """A message that cannot be restored, with everything known about it (None: unknown).
 
-    ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes``: the hashes of
-    ``topic#key`` that the index still has for it. ``by``: the evidence of it (``consumequeue``,
-    ``record``, ``gap``, ``index``; ``position``: only that a group had read it; ``checkpoint``:
-    only the time of the last message).
+    ``time_from``, ``time_to``: bounds of its store time (ms). ``key_hashes``: hashes of
+    ``topic#key`` in the index for this message. ``by``: the evidence of the message
+    (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only a consumer offset after
+    it; ``checkpoint``: only the time of the last message).
     """
 
     topic: str | None
@@ -157,8 +160,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Losses of a plan that no filler shows: ``messages``, and ``undecided`` records that are not
-    kept. ``places``: the first of them that are intact now.
+    """Losses of a plan that are not replaced by fillers. ``messages``: number of lost messages.
+    ``undecided``: number of discarded records that may be messages. ``places``: the first of both
+    that are intact now.
     """
 
     messages: int = 0
@@ -171,7 +175,9 @@ class Dropped:
 
 def places_of(records: Iterable[tuple[int, int]],
               read: Callable[[int, int], bytes | None]) -> tuple[LostRecord, ...]:
-    """Return the first `MAX_PLACES` ``records`` (physical offset, size), with their bytes."""
+    """Return the first `MAX_PLACES` of ``records`` (physical offset, size), with the bytes that
+    ``read`` returns for them.
+    """
     raws = ((offset, read(offset, size)) for offset, size in islice(records, MAX_PLACES))
     return tuple(LostRecord.of(offset, raw) for offset, raw in raws if raw)
 
@@ -180,14 +186,14 @@ def places_of(records: Iterable[tuple[int, int]],
 class Plan:
     """All changes that a repair would make to the store at ``root``.
 
-    ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint, abort.
-    ``notes`` are warnings for the user. ``messages_lost_total``: the number of lost messages if
-    ``messages_lost`` names only the first ones, else None. ``ambiguous``: intact records left out
-    that may be messages. ``messages``: the messages of the store, lost ones included; None if not
-    counted. ``conflicts``: places where another store has other intact messages, and ``--prefer``
-    does not decide. ``kept_damaged``: messages that are kept although a part of them is lost.
-    ``left_damaged``: structures whose damage the plan does not repair, because the correct content
-    is unknown.
+    ``steps`` are in the order of execution: log, queues, index, checkpoint, abort. ``notes``:
+    warnings for the user. ``messages_lost``: lost messages. ``messages_lost_total``: their number
+    if only the first ones are listed, otherwise None. ``ambiguous``: number of intact records that
+    are discarded but may be messages. ``messages``: number of messages in the store, including lost
+    messages (None: not counted). ``conflicts``: number of places at which another store has
+    different intact messages and ``--prefer`` is not given. ``kept_damaged``: number of messages
+    that are kept although a part of them is lost. ``left_damaged``: structures whose damage is not
+    repaired, because the correct content is unknown.
     """
 
     command: str
@@ -202,46 +208,52 @@ class Plan:
     messages: int | None = None
     kept_damaged: int = 0
     consumers: Consumers | None = None
-    """Effects of the applied plan on consumer groups; None if not determined."""
+    """Effects on consumer groups after the plan has been applied; None if not determined."""
     conflicts: int = 0
     left_damaged: tuple[str, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
-    """Assumptions about the broker that wrote the store, by name."""
+    """Assumed values on which the plan depends, by name."""
     form_unproven: bool = False
-    """True if consume queues are created as files without proof that the broker uses files."""
+    """Whether consume queues are created as files, although the broker may keep them in RocksDB."""
     undo_first: str | None = None
-    """The id of the repair that keeps what this plan cannot restore."""
+    """Id of an earlier repair that keeps files which this plan cannot restore, but `undo` can."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
     wrong_corrections: float = 0.0
-    """The expected number of wrong corrections by CRC."""
+    """Expected number of corrections by CRC that are wrong."""
     fillers: int = 0
     """Number of fillers written for lost messages."""
     verdicts: Mapping[int, Verdict] = field(default_factory=dict, compare=False)
-    """The verdicts on intact records that do not count as messages, by physical offset."""
+    """Verdicts on intact records that are not messages of the log, by physical offset."""
 
     @property
     def lost(self) -> int:
-        """Return the number of messages that are lost after the plan, named or not."""
+        """Return the number of messages that are lost after the plan, listed or not."""
         return max(len(self.messages_lost), self.messages_lost_total or 0)
 
     @property
     def lost_for_sure(self) -> int:
-        """Return the number of messages that are lost whether or not undecided records are kept."""
+        """Return the number of messages that are certainly lost, even if undecided records are
+        kept.
+        """
         return max(0, self.lost - max(0, self.ambiguous - self.dropped.undecided))
 
     @property
     def fills(self) -> int:
-        """Return the number of messages that the plan replaces by fillers or keeps damaged."""
+        """Return the number of messages that the plan replaces by fillers or keeps in
+        damaged form.
+        """
         return self.fillers + self.kept_damaged
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Return (messages lost without a filler, undecided records discarded)."""
+        """Return (number of messages lost without a filler, number of undecided records
+        discarded).
+        """
         return self.dropped.messages, self.dropped.undecided
 
     @property
     def impact(self) -> Impact | None:
-        """Return the plan's loss of messages as an impact; None if no message is lost."""
+        """Return the extent of the plan's losses; None if no message is lost."""
         lost, total = self.messages_lost, self.lost
         if not total:
             return None
@@ -251,7 +263,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is nothing to do."""
+        """Return whether the plan changes nothing."""
         return not self.steps
 
     def as_dict(self) -> dict[str, Any]:

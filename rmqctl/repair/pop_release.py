@@ -1,8 +1,9 @@
-"""``pop release``: make messages visible again that a group received by POP and did not
+"""``pop release``: make messages visible again that a group received by POP but did not
 acknowledge.
 
-Each message is put into a retry topic of the group, as a broker's revive service does when its time
-is over. An acknowledgement for the check point keeps the broker from doing so again.
+Each message is added to a retry topic of the group, as a broker's revive service does when the
+invisible time is over. An acknowledgement of the check point is added too, so that the broker does
+not deliver the message again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from rmqctl.store.store import Store
 COMMAND = "pop-release"
 _SINCE, _USUAL = "5.0.0", "5.3.3"
 _SHORT_SINCE = "5.1.0"
-"""The first release that writes acknowledgements with short names."""
+"""First release whose acknowledgements have short field names."""
 _LEFT = {
     RECORDS: "the broker makes the messages of kvStore visible by itself when their time is over",
     TIMER: "the timer delivers the check point first: the broker makes the message visible itself, "
@@ -59,7 +60,9 @@ _LEFT = {
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A plan; ``released``: messages that are delivered again; ``left``: the others and why."""
+    """A plan. ``released``: messages that are delivered again. ``left``: the other messages, each
+    with the reason.
+    """
 
     plan: Plan
     released: list[dict[str, Any]] = field(default_factory=list)
@@ -68,10 +71,9 @@ class Released:
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch, *, undecided: bool = False) -> Released:
-    """Return the plan for an opened store. ``undecided``: also release messages that damage leaves
-    undecided.
-    Raises: RefusedError for a store to which nothing can be appended as it is; UnsupportedError,
-    StoreIOError.
+    """Return the plan for an opened store. ``undecided``: whether to release messages too that
+    damaged records may contain or acknowledge. Raises: RefusedError if the store must be repaired
+    before messages can be appended; UnsupportedError, StoreIOError.
     """
     # What was not acknowledged, and what of it can be delivered again; what a broker does not take
     # is left.
@@ -130,8 +132,9 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
 
 def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool) -> str:
     if message.state == UNDECIDED and not undecided:
-        return ("the records that may acknowledge or contain it are damaged. `rmqctl recover` may "
-                "restore them; --undecided delivers it again, maybe as a duplicate")
+        return ("the records that may contain or acknowledge the message are damaged. `rmqctl "
+                "recover` may restore them; --undecided delivers the message again, maybe as a "
+                "duplicate")
     if message.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
         return f"{message.state}: the message cannot be delivered again"
     if record.crc_ok is False:
@@ -143,8 +146,8 @@ def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool)
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The forms that a broker of the store writes: ``short`` names in acknowledgements, and the
-    ``second`` form of retry topics.
+    """Forms that a broker of the store writes. ``short``: whether acknowledgements have short field
+    names. ``second``: whether retry topics have names of the second form.
     """
 
     short: bool
@@ -156,7 +159,9 @@ class _Forms:
         return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
     def retry_topic(self, store: Store, message: PoppedMessage) -> str:
-        """Return the retry topic; the second form also if the store uses only that one."""
+        """Return the retry topic for a message. The second form of its name is also used if the
+        store has only the topic with this name.
+        """
         first, *others = retry_topics(message.delivery.point)
         if others and (self.second or (queue_ids(store, "consumequeue", others[0])
                                        and not queue_ids(store, "consumequeue", first))):
@@ -165,7 +170,9 @@ class _Forms:
 
 
 def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
-    """Return the message as a revive puts it; a delayed message is not delayed again."""
+    """Return the message in the form in which the revive service delivers it again. The delay of a
+    delayed message is removed.
+    """
     properties = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():
@@ -180,7 +187,9 @@ def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Ou
 
 
 def _ack(message: PoppedMessage, settings: Settings, *, short: bool) -> Outgoing:
-    """Return a client's acknowledgement, which is due when the message would be visible again."""
+    """Return an acknowledgement as a client sends it. The timer delivers it at the time when the
+    message would become visible.
+    """
     point, check_point = message.delivery.point, message.delivery.record
     assert check_point is not None
     values = {("ao", "ackOffset"): message.queue_offset, ("bn", "brokerName"): point.brokerName,

@@ -1,8 +1,8 @@
-"""Messages that a plan appends to a store, with their entries, as the engine writes them.
+"""Append messages to a store by a plan, with their queue and index entries, as the engine does.
 
-The engine's put path creates the records, and its dispatcher the entries of consume queues and
-index, in a scratch folder with copies of the files that they are appended to. The steps contain
-what differs afterwards. The store has to be closed cleanly and dispatched to its end.
+The engine creates the records; its dispatcher adds the entries of consume queues and index to
+copies of the files in a scratch folder. The steps of the plan contain the differences. The store
+must have been closed cleanly, and all its messages must have entries.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _PAGE, _BLOCK = 1 << 12, 1 << 20
 
 
 class Puts(Changes):
-    """The changes that append messages to a store. ``clock``: epoch ms.
-    Raises: UnsupportedError; RefusedError for a store to which nothing can be appended as it is.
+    """The changes that append messages to a store. ``clock``: returns the time in epoch ms. Raises:
+    UnsupportedError; RefusedError if the store must be repaired before messages can be appended.
     """
 
     def __init__(self, store: Store, configuration: Configured, scratch: Scratch,
@@ -80,8 +80,8 @@ class Puts(Changes):
         return self.settings.profile.batch_queues and topic in self._batch
 
     def put(self, messages: Sequence[Outgoing], why: str) -> list[PutResult]:
-        """Plan to append all messages, or nothing if one is rejected; return the result of each
-        put. To be called once.
+        """Plan to append all messages; if one of them is rejected, plan nothing. Return the result
+        for each message. May be called only once.
         """
         results, written = self._path.put(messages)
         runs = list(joined(written))
@@ -93,7 +93,9 @@ class Puts(Changes):
     # -- the log ------------------------------------------------------------------------------
 
     def _log(self, runs: Sequence[RecordRun], why: str) -> None:
-        """Add the records, and a blank where a file has no space left for the next one."""
+        """Add the records, and a blank record at the end of each file that is too full for the next
+        record.
+        """
         log, size, end = self.store.log, self.settings.commitlog_file_size, self.end
         pieces: dict[int, list[OverlayPiece]] = {}
         for run in runs:
@@ -147,7 +149,9 @@ class Puts(Changes):
         self._compared(_INDEX, None, None, why)
 
     def _copy_in(self, keys: Iterable[QueueKey]) -> None:
-        """Copy in the last files of queues and index, and all extension files (for addresses)."""
+        """Copy the last files of queues and index into ``scratch``, and all extension files, which
+        are needed to compute addresses.
+        """
         make_folders(self.scratch.path(_PLAIN), durable=False)
         folders = [(_INDEX, self.store.index_listing.files[-1:])]
         for topic, queue_id in keys:
@@ -212,7 +216,7 @@ def _batch(run: RecordRun) -> Batch:
 
 
 def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
-    """Yield the queues in which the records have entries."""
+    """Yield the queues in which a batch of records has entries."""
     for start, size in zip(batch.start.tolist(), batch.column("total_size").tolist(), strict=True):
         record = decode(batch.data[start:start + size].tobytes())
         yield os.fsdecode(record.topic), record.queue_id
@@ -221,7 +225,9 @@ def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
 
 
 def _patched(root: str, step: Step) -> Step:
-    """Return a patch with the pages that differ, instead of a new file of the same size."""
+    """Return a step that writes only the pages that differ, if the new file has the size of the old
+    one; otherwise the step itself.
+    """
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step
     pieces: list[OverlayPiece] = []

@@ -1,8 +1,8 @@
-"""``recover``: one plan that repairs a store, made of salvage and rebuild.
+"""``recover``: one plan that repairs a store in two stages, salvage and rebuild.
 
-First the log is repaired: fillers replace damage (`rmqctl.repair.salvage.salvage`). Then everything
-derived is rebuilt from the repaired log (`rmqctl.repair.rebuild.rebuild`), and only files that
-differ are replaced. An intact store gets an empty plan.
+First the log is repaired: fillers replace damage (`rmqctl.repair.salvage.salvage`). Then consume
+queues and index are rebuilt from the repaired log (`rmqctl.repair.rebuild.rebuild`), and only files
+that differ are replaced. The plan for an intact store is empty.
 """
 
 from __future__ import annotations
@@ -92,18 +92,19 @@ COMMAND = "recover"
 COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
 TIMER = "timer"
 PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, TIMER, CONFIG)
-"""The values of ``--only``."""
+"""Values of ``--only``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """Options of recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
+    """Options of `recover`. ``only``: some of `PARTS`. ``topic``, ``queue``: rebuild only the
+    consume queues of this topic, or one of them.
 
-    ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths that
-    `rmqctl.repair.sources.opening` accepts; ``prefer``: one of them or "ours", which wins where
-    they differ. ``light_rows``: whether to rebuild all entries of light queues, whatever the broker
-    was set to when it stored the messages (`--multi-dispatch`). ``form``: the value of
-    `--consumequeue`, as in ``sizes``.
+    ``given``: values by the names of `Settings`; None for a value that is not given. ``sources``:
+    paths that `rmqctl.repair.sources.opening` accepts. ``prefer``: the source that wins where
+    copies differ, or "ours" for this store. ``light_rows``: whether to rebuild all entries of LMQs,
+    regardless of the broker's settings when it stored the messages (`--multi-dispatch`). ``form``:
+    the value of `--consumequeue`, as in ``sizes``.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -126,20 +127,22 @@ class RecoverOptions:
 
     @property
     def whole(self) -> bool:
-        """Return whether all structures on which a start depends are repaired."""
+        """Return whether all structures are repaired that a broker needs at startup."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Return the structures whose form must be supported for writing. If only derived
-        structures are rebuilt, the form of the log does not matter.
+        """Return the structures that must have a writable form. The form of the log does not matter
+        if only derived structures are rebuilt.
         """
         derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
         return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
 
 
 def _assumed(saved: Salvage) -> dict[str, int]:
-    """Return the assumptions that the judgement of damage makes; empty without any."""
+    """Return the assumptions on which the detection of damage depends; empty if the log
+    is intact.
+    """
     witness = saved.parts[0].witness if saved.parts else None
     if witness is None or not (saved.ambiguous or saved.steps):
         return {}
@@ -149,10 +152,10 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """Return the plan for the store at ``root``. Derived files are built in ``scratch``, which must
-    stay until the plan is applied; nothing else is written. ``make`` rebuilds: a function like
-    `rmqctl.repair.rebuild.rebuild.rebuild`.
-    Raises: NotAStoreError, RefusedError (for sizes that contradict each other, see `configured` and
-    `salvage`), StoreIOError.
+    exist until the plan is applied; nothing else is written. ``make``: a function that rebuilds,
+    with the signature of `rmqctl.repair.rebuild.rebuild.rebuild`. Raises: NotAStoreError,
+    RefusedError (for sizes that contradict each other, see `configured` and `salvage`),
+    StoreIOError.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
             opened.before_unfinished() as store:
@@ -182,11 +185,13 @@ class _Planner:
         self._notes: list[str] = []
         self._unjudged_queues: set[tuple[str, int]] = set()
         self._disputed: set[str] = set()
-        """Structures with entries that stay although their messages contradict them."""
+        """Structures whose entries contradict messages and are not changed."""
         self._unplaceable = 0
-        """Messages for which no entry is written."""
+        """Number of messages for which no entry can be written."""
         self._before: int | None = None
-        """Entries in the database of consume queues; None without a readable one."""
+        """Number of entries in the database of consume queues; None if it does not exist or is
+        unreadable.
+        """
         self._database: rocksdb.BuiltDatabase | None = None
 
     def note(self, text: str) -> None:
@@ -302,11 +307,12 @@ class _Planner:
                     dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
     def _keep_abort(self) -> bool:
-        """Return whether the abort file stays although the store is complete: a broker that keeps
-        its queues in RocksDB rebuilds them after an unclean end only, and would otherwise miss
-        some.
+        """Return whether the abort file is kept although the store is complete. A broker with
+        consume queues in RocksDB rebuilds them only after an unclean shutdown; without the abort
+        file it would have no entries for some messages.
 
-        Never with a DLedger log, of which a broker with file queues would truncate entries.
+        The abort file is never kept with a DLedger log, because a broker with consume queues in
+        files would then truncate entries.
         """
         is_open = self._is_form_open or (is_unproven(
             self._store, self._options.given.get("version"), created=True) and created_queues(
@@ -321,12 +327,16 @@ class _Planner:
 
     @property
     def _form_unproven(self) -> bool:
-        """Return whether the plan creates consume queues as files that may belong into RocksDB."""
+        """Return whether the plan creates consume queues as files although the broker may keep them
+        in RocksDB.
+        """
         return self._is_form_open and not is_likely_file(self._store)
 
     @property
     def _is_form_open(self) -> bool:
-        """Return whether the plan creates consume queues without proof that they are files."""
+        """Return whether the plan creates consume queues without evidence that the broker keeps
+        them in files.
+        """
         return touches(self._steps, CONSUMEQUEUE) and is_unproven(
             self._store, self._options.given.get("version"))
 
@@ -343,8 +353,8 @@ class _Planner:
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
-        """Return the id of the repair that keeps complete log files, if undoing it restores just
-        these.
+        """Return the id of an earlier repair that moved complete log files aside, if undoing it
+        would restore these files and revert nothing else; otherwise None.
         """
         moved = moved_log(self._store)
         if moved is None:
@@ -364,7 +374,9 @@ class _Planner:
         self._actions += actions
 
     def _refuse_without_log(self) -> None:
-        """Raise RefusedError without a log: a rebuild would empty everything derived."""
+        """Raise RefusedError if the log has no data but derived files exist: a rebuild would empty
+        them.
+        """
         store = self._store
         if any(file.size for file in store.log.files):
             return
@@ -377,9 +389,9 @@ class _Planner:
                 "the log elsewhere (--commitlog-dir) or not mounted?")
 
     def _refuse_log_in_root(self, *, files_in_root: bool = False) -> None:
-        """Raise RefusedError if the log is in the root: beside checkpoint and lock no broker loads
-        a log, and no repair can distinguish the files. ``files_in_root``: log files are there,
-        whatever the log's folders.
+        """Raise RefusedError if the log files are in the root of the store: a broker does not start
+        on them, and a repair cannot distinguish them from the checkpoint and the lock file.
+        ``files_in_root``: whether the root is known to contain log files.
         """
         root = os.path.realpath(self._root)
         if files_in_root or any(
@@ -390,9 +402,9 @@ class _Planner:
                 f"{os.path.join(self._root, COMMITLOG)} and set storePathCommitLog to that folder")
 
     def _refuse_half_a_log(self) -> None:
-        """Raise RefusedError if the log lacks a whole file and is in several folders that the user
-        did not name: one of them may not be mounted, and fillers would later exist beside its
-        messages.
+        """Raise RefusedError if at least one log file is missing, and the log is in several folders
+        that the user did not name: a folder may not be mounted, and the plan would write fillers
+        for messages that still exist in it.
         """
         store = self._store
         size = max((file.size for file in store.log.files), default=0)
@@ -406,7 +418,7 @@ class _Planner:
                 "mounted? Pass every folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
-        """Return the repaired log; the present log if --only does not include it."""
+        """Return the repaired log; the log without changes if --only does not include it."""
         # Without the log in --only, nothing is examined.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
@@ -460,7 +472,9 @@ class _Planner:
         return opened
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
-        """Return the topics with batches that only the log shows, if it is read without salvage."""
+        """Return the topics whose messages in the log are batches, if config/topics.json cannot be
+        read.
+        """
         if CONSUMEQUEUE not in self._options.only or self._configuration.topics_known:
             return set()
         with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
@@ -469,7 +483,9 @@ class _Planner:
         return survey.inner_batch_topics
 
     def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
-        """Return the disputes between messages of the log and entries that differ from it."""
+        """Return the disputes between messages in the log and entries in the store that do not
+        match them.
+        """
         queues = {queue_of(step.target) for step in steps
                   if _part_of(step.target) == CONSUMEQUEUE}
         settled = disputes(self._store, saved.parts, rebuilt, queues, index=any(
@@ -498,7 +514,9 @@ class _Planner:
         return timer_troubles(self._store, saved.log_end)
 
     def _settle_timed(self, saved: Salvage, timed: TimedDisputes) -> Salvage:
-        """Return the log with each REAL_TOPIC that a unit of the timer log proves."""
+        """Return the log with each corrected REAL_TOPIC for which a unit of the timer log
+        is proof.
+        """
         if COMMITLOG not in self._options.only:
             timed.open |= timed.topics.keys()
             timed.topics.clear()
@@ -512,7 +530,7 @@ class _Planner:
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
     def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
-        """Return the log with the properties that entries prove."""
+        """Return the log with corrected bytes in properties, for which entries are proof."""
         pieces: dict[int, list[OverlayPiece]] = {}
         for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
@@ -536,9 +554,10 @@ class _Planner:
         return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
 
     def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:
-        """Rebuild consume queues and index from the repaired log; None if --only includes neither.
+        """Rebuild consume queues and index from the repaired log; return None if --only includes
+        none of them.
 
-        ``settled``: what entries prove about the log.
+        ``settled``: disputes in which entries have proved what the log should contain.
         """
         # The selected structures; a database is rebuilt separately.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
@@ -612,7 +631,7 @@ class _Planner:
         return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
 
     def _in_rocksdb(self, saved: Salvage) -> None:
-        """Rebuild the database of consume queues if anything in it, or in the selected queues, is
+        """Rebuild the database of consume queues if it, or one of the selected queues in it, is
         wrong.
         """
         store, options = self._store, self._options
@@ -643,8 +662,9 @@ class _Planner:
         self._take(rocksdb.steps(self._root, database, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
-        """Return the structures that stay damaged: the log with messages that get no entry (their
-        topic cannot be a folder) or that the index contradicts, and an index of unknown shape.
+        """Return the structures that remain damaged: the log, if some of its messages get no entry
+        (their topic cannot be the name of a folder) or contradict the index; an index with unknown
+        numbers of slots and entries.
         """
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
@@ -656,13 +676,15 @@ class _Planner:
         return (*left, INDEX)
 
     def _troubled(self, part: str) -> bool:
-        """Return whether `verify` finds trouble with the queues or the index."""
+        """Return whether `verify` finds problems in a structure: the consume queues or
+        the index.
+        """
         return any(finding.is_trouble for finding in _verified(
             self._store, part, self._watch, self._options.jobs))
 
     def _unjudged(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Return light queues that stay as they are because it is unknown whether entries are
-        missing; none with --multi-dispatch.
+        """Return the LMQs that are not rebuilt because it is unknown whether they lack entries.
+        Return none if the user has set multi-dispatch.
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(
@@ -677,9 +699,9 @@ class _Planner:
             first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(unjudged)[:3])
             more = f" and {len(unjudged) - 3} more" if len(unjudged) > 3 else ""
             self._notes.append(
-                f"light queues {first}{more} are left as they are: messages have queue offsets but "
-                "no entries there, as when enableMultiDispatch was off for a time or entries were "
-                "lost. --multi-dispatch rebuilds all of them")
+                f"LMQs {first}{more} are left as they are: messages have offsets in these queues "
+                "but no entries, because enableMultiDispatch was off for a time or because entries "
+                "were lost. --multi-dispatch rebuilds all entries")
         return unjudged
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
@@ -701,8 +723,8 @@ class _Planner:
 
 
 def queue_of(target: str) -> tuple[str, int]:
-    """Return topic and queue id of the folder that contains the target or is the target; else ("",
-    0).
+    """Return the topic and queue id of the consume queue folder that contains the path ``target``
+    or has this path; ("", 0) for other paths.
     """
     parts = target.split(os.sep)
     if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():
@@ -716,17 +738,18 @@ def _part_of(target: str) -> str:
 
 def _verified(store: Store, part: str, watch: Watch, jobs: int
               ) -> Generator[Finding, None, None]:
-    """Yield the findings of `verify` about the queues or the index, up to the store's fixed end."""
+    """Yield the findings of `verify` about one structure, consume queues or index."""
     with watch(f"checking the {part}", store.log.size) as done:
         yield from Verification(
             store, VerifyOptions(only=frozenset({part}), jobs=jobs), done).findings()
 
 
 def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
-    """Return whether `verify` finds nothing about the index of a store whose log is intact.
+    """Return whether `verify` finds no problem in the index of a store whose log is intact.
 
-    Its files need not be those of a rebuild: a broker whose clock was set back, or that stopped
-    uncleanly, leaves different files, with the border message twice or with an empty file.
+    The index files may differ from rebuilt files: a broker whose clock was set back, or that
+    stopped uncleanly, writes other files, in which the message at a file border has entries in both
+    files, or with an empty file.
     """
     if ended_by_repair(store) is not None:
         return False

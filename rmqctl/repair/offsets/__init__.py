@@ -1,1 +1,1 @@
-"""Changes of consumer offsets: reset, copied from another group, or imported."""
+"""Change consumer offsets: reset them, copy them from another group, or import them."""

@@ -1,4 +1,6 @@
-"""``offsets reset``: set where a consumer group continues, by time, place or number."""
+"""``offsets reset``: set the offsets at which a consumer group continues, by time, position or
+number.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _REASONS = {"earliest": Phrase("the first message"), "latest": Phrase("after the
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A queue offset; ``is_shift``: relative to the group's present offset."""
+    """A queue offset; if ``is_shift``, the number of offsets to move from the group's present
+    offset.
+    """
 
     value: int
     is_shift: bool = False
@@ -48,10 +52,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Target of a reset: the offsets to change, and their new value: a store time in epoch ms, a
-    `Number`, or an end of the queue. `topic` None: all topics in which the group committed, except
-    its retry topic; `queue_id` None: all queues. `beyond-end`: offsets beyond the end of a queue
-    move to its end, all others stay.
+    """The offsets to change, and their new value. ``to``: a store time in epoch ms, a `Number`, or
+    an end of the queue; with ``beyond-end``, offsets beyond the end of their queue move to this
+    end, and all others are kept. ``topic``: None for all topics in which the group committed
+    offsets, except its retry topic. ``queue_id``: None for all queues.
     """
 
     group: str
@@ -62,10 +66,11 @@ class Reset:
 
 def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
                scratch: Scratch) -> OffsetsPlan:
-    """Return the plan for an opened store; ``view`` has the bounds of queues. ``clock``: epoch ms.
-    If offsets are in RocksDB, a new database is built in ``scratch``.
-    Raises: RefusedError for an unknown group or queue, or a file that cannot be changed without
-    loss; UnsupportedError if the configuration cannot be read; MissingExtraError, StoreIOError.
+    """Return the plan for an opened store. ``view`` determines the bounds of queues. ``clock``:
+    returns the time in epoch ms. If the offsets are in RocksDB, a new database is built in
+    ``scratch``. Raises: RefusedError for an unknown group or queue, or a file that cannot be
+    changed without loss; UnsupportedError if the configuration cannot be read; MissingExtraError,
+    StoreIOError.
     """
     # Refuse unknown groups and files that cannot be changed.
     store.layout.require(store.root, "config")
@@ -129,7 +134,7 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
 
 
 class _Empty:
-    """The queues without a message in the log, which is read at the first call."""
+    """Test whether a queue has no message in the log. The first call reads the log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -139,7 +144,9 @@ class _Empty:
 
     @cached_property
     def _reached(self) -> Collection[tuple[str, int]] | None:
-        """Return the queues with a message in the log; None if damage may hide one."""
+        """Return the queues that have a message in the log; None if messages may be in damaged
+        parts.
+        """
         problems: list[Problem] = []
         reached = log_reach(self._store, View(self._store), report=problems.append)
         return None if problems else reached.keys()
@@ -160,7 +167,9 @@ def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
 
 
 def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
-    """Return the selected queue offset of a queue; a number within its bounds."""
+    """Return the new offset of a group in a queue; a given number is limited to the
+    queue's bounds.
+    """
     if isinstance(wanted.to, Number):
         number = wanted.to.value + ((rows.first if before is None else before)
                                     if wanted.to.is_shift else 0)

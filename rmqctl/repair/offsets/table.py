@@ -1,8 +1,7 @@
-"""Consumer offsets as a plan sets them, in the file that a broker reads, or in the database that
-replaces it.
+"""Write the consumer offsets of a plan to the file that a broker reads, or to a new database.
 
-Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
-as it is, in its order. Offsets that consumers keep themselves (broadcasting) are not included.
+Everything else in ``consumerOffset.json`` (with ``enableLmq``, ``lmqConsumerOffset.json``) is kept
+in its order. Offsets that consumers store themselves (broadcasting) are not included.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ _SINCE = 5
 
 @dataclass(frozen=True, slots=True)
 class MovedOffset:
-    """A group's offset in a queue before (None without one) and after; the queue's bounds; the
-    store time (ms) of the message at the new offset, None without one.
+    """A group's offset in a queue before (None: no offset) and after a change, and the bounds of
+    the queue. ``store_timestamp``: store time in ms of the message at the new offset; None if no
+    message is at this offset.
     """
 
     group: str
@@ -55,13 +55,13 @@ class MovedOffset:
 
     @property
     def skips(self) -> int:
-        """Return the number of unread messages that the group will not get."""
+        """Return the number of unread messages that the group will not receive."""
         start = self.min_offset if self.before is None else max(self.before, self.min_offset)
         return max(0, min(self.after, self.max_offset) - start)
 
     @property
     def again(self) -> int:
-        """Return the number of read messages that the group gets again."""
+        """Return the number of read messages that the group will receive again."""
         end = 0 if self.before is None else min(self.before, self.max_offset)
         return max(0, end - max(self.after, self.min_offset))
 
@@ -71,7 +71,9 @@ class MovedOffset:
                 "max_offset": self.max_offset, "store_timestamp": self.store_timestamp}
 
     def action(self, target: str, why: Phrase) -> Action:
-        """Return the action for the offset; ``why``: the reason."""
+        """Return the action that describes the change in the file ``target``, with the reason
+        ``why``.
+        """
         reason = Phrase(
             "{group} at {topic}, queue {queue}: {why}, {cost}", group=self.group, topic=self.topic,
             queue=self.queue_id, why=why, cost=Phrase("delivers {count:,} again", count=self.again)
@@ -85,7 +87,9 @@ class MovedOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsPlan:
-    """A plan, and all its queues, those with an unchanged offset included."""
+    """A plan that changes offsets, and all selected queues, including those whose offset is
+    unchanged.
+    """
 
     plan: Plan
     queues: tuple[MovedOffset, ...]
@@ -95,8 +99,9 @@ class OffsetsPlan:
 
 
 def file_of(store: Store, group: str) -> ConfigFile:
-    """Return the file with the group's offsets; with ``enableLmq`` a broker keeps all of them in
-    the second one. Raises: RefusedError if it cannot be changed without loss.
+    """Return the file that contains the group's offsets. With ``enableLmq``, a broker stores all
+    offsets in ``lmqConsumerOffset.json``. Raises: RefusedError if the file cannot be changed
+    without loss.
     """
     plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
     holders = [file for file in (plain, light)
@@ -130,7 +135,7 @@ def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
 
 
 def refuse_odd_name(group: str) -> None:
-    """Raise RefusedError for an invalid name of a consumer group."""
+    """Raise RefusedError if a consumer group cannot have this name."""
     if group == DELAY_GROUP:
         raise RefusedError("the delay service is not a consumer group: its progress is in "
                            "config/delayOffset.json")
@@ -139,15 +144,15 @@ def refuse_odd_name(group: str) -> None:
 
 
 def is_configured(store: Store, group: str) -> bool:
-    """Return whether the group is among the subscription groups."""
+    """Return whether the group has a subscription group configuration."""
     return any(row["group"] == group for row in load_one(store, "subscriptionGroup.json").rows())
 
 
 def queue_rows(store: Store, view: View, topic: str, queue_id: int,
                stack: ExitStack) -> QueueRows | None:
-    """Return the queue, open until the stack is left. When a broker looks up an offset by time
-    (`offset_by_time`), it returns the start of the queue if it reads a damaged message; this object
-    continues the search instead.
+    """Return the entries of a queue, open until the ``stack`` is closed; None if the queue does not
+    exist. When a broker looks up an offset by time (`offset_by_time`) and reads a damaged message,
+    it returns the start of the queue; the returned object continues the search instead.
     """
     queue = store.queue(topic, queue_id)
     if queue is not None:
@@ -158,7 +163,9 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
 
 def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], before: int | None,
              to: int) -> MovedOffset:
-    """Return the move of a group's offset (group, topic, queue id). Raises: StoreIOError."""
+    """Return the change of a group's offset to ``to``. ``queue``: (group, topic, queue id). Raises:
+    StoreIOError.
+    """
     if rows is None:
         return MovedOffset(*queue, before, to, 0, 0, None)
     place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
@@ -173,8 +180,9 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
             notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that moves ``changed`` of the ``queues``; ``why`` returns the reason for
-    each. ``clock``: epoch ms. Raises: RefusedError, MissingExtraError, StoreIOError.
+    """Return the plan that changes the offsets ``changed``, which are some of ``queues``. ``why``:
+    returns the reason for a change. ``clock``: returns the time in epoch ms. Raises: RefusedError,
+    MissingExtraError, StoreIOError.
     """
     if not changed:
         return OffsetsPlan(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
@@ -209,7 +217,9 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
 
 
 def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:
-    """Return notes for any change of offsets: what the user must know before the broker starts."""
+    """Return notes that apply to any change of offsets and that the user must know before the
+    broker starts.
+    """
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:
@@ -225,7 +235,9 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
 
 
 def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
-    """Return a note on what to do first about offsets in queues without an entry, if any."""
+    """Return a note if offsets were changed in queues that have no entries: the queues may have to
+    be rebuilt first.
+    """
     empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
              if (queue.before or queue.after) and not queue.max_offset]
     if not empty:
@@ -236,7 +248,7 @@ def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
 
 def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
              clock: Callable[[], int]) -> dict[str, Any]:
-    """Return the value of the file with the new offsets."""
+    """Return the content of the file with the new offsets."""
     value = dict(file.value or {})
     for queue in queues:
         light = file.name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
@@ -258,7 +270,9 @@ def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
 
 
 def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
-    """Return whether the file has its queue ids as JSON strings; a broker writes them bare."""
+    """Return whether queue ids in the file are JSON strings; a broker writes them without
+    quotes.
+    """
     if file.used is None or file.used.database or not table:
         return False
     with FileSource(store.path(file.used.path)) as source:

@@ -1,4 +1,4 @@
-"""``offsets copy`` and ``offsets import``: offsets taken from another group, store or file."""
+"""``offsets copy`` and ``offsets import``: take offsets from another group, store or file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ from rmqctl.store.store import Store
 COPY, IMPORT = "offsets-copy", "offsets-import"
 
 Rule = Literal["missing", "max", "min", "replace"]
-"""The offset to use if both sides have one: this store's, the larger, the smaller, or the
-source's.
+"""The offset to use if store and source both have one: ``missing`` keeps the store's, ``replace``
+uses the source's, ``max`` and ``min`` use the larger or the smaller one.
 """
 
 
 class NewOffsets(NamedTuple):
-    """Offsets by (group, topic, queue id), the ``rule``, and their source, in words."""
+    """Offsets to take, by (group, topic, queue id); the ``rule`` for offsets that differ; a
+    description of their source.
+    """
 
     offsets: Commits
     rule: Rule
@@ -47,9 +49,10 @@ class NewOffsets(NamedTuple):
 
 def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
               clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that gives a group the offsets of another one in the same store, in one topic
-    or in all but the retry topics, which belong to one group each.
-    Raises: RefusedError if the group has none, or a file cannot be changed without loss.
+    """Return the plan that gives the group ``target`` the offsets of the group ``source`` in the
+    same store: in one topic, or in all topics except retry topics, each of which belongs to one
+    group. Raises: RefusedError if ``source`` has no offsets, or a file cannot be changed without
+    loss.
     """
     store.layout.require(store.root, "config")
     for group in (source, target):
@@ -70,8 +73,8 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
 
 def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[], int],
                 scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that imports offsets of a file or of another store.
-    Raises: RefusedError if a file cannot be changed without loss.
+    """Return the plan that imports offsets from a file or from another store. Raises: RefusedError
+    if a file cannot be changed without loss.
     """
     store.layout.require(store.root, "config")
     return _plan(store, IMPORT, wanted, view, clock, scratch)
