@@ -1,7 +1,7 @@
-"""Files that a broker's cleaner deletes from a store, and how long the disk still has space.
+"""Predict which files of a store a broker's cleaner deletes, and how long the disk will have space.
 
-The rules are those of a start (`rmqctl.checks.preflight.disk`), the expiring files and unread
-messages are computed as by `expire`, and the rate as by `du`. Nothing is changed.
+The rules are those of a broker's startup (`rmqctl.checks.preflight.disk`). Expiring files and
+unread messages are determined as by `expire`, and the growth rate as by `du`. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from rmqctl.store.store import Store
 
 
 class AgedFile(NamedTuple):
-    """A file of the log. ``written``: its modification time, from which its age counts;
-    ``expires``: when it expires by age (ms; None: the file in use never does). ``goes``: ``age`` if
-    it has expired, ``disk`` if it is deleted whatever its age, else "".
+    """A file of the log. ``written``: its modification time (ms), from which its age counts.
+    ``expires``: time (ms) at which it expires by age (None: never, because the file is in use).
+    ``goes``: "age" if it has expired by age, "disk" if it is deleted because the disk is too full,
+    otherwise "".
     """
 
     file: str
@@ -57,12 +58,13 @@ class AgedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskOutlook:
-    """Disk use at ``bytes_per_day``, measured from ``since`` to ``until`` (store times in ms).
+    """Prediction of disk use at ``bytes_per_day``, the rate from ``since`` to ``until`` (store
+    times in ms).
 
-    ``levels_off_at``: the largest share of the disk in use once as much expires as arrives.
-    ``reached_in``: the earliest time, in hours, when a share of the disk is in use, by its name;
-    None: never. ``reserved_hours``: the largest fileReservedTime that keeps the disk below
-    ``diskMaxUsedSpaceRatio``; 0 if none does.
+    ``levels_off_at``: the highest share of the disk in use, when as many bytes expire as arrive.
+    ``reached_in``: for each named limit of disk use, the number of hours until it is reached (None:
+    never). ``reserved_hours``: the largest fileReservedTime that keeps disk use below
+    ``diskMaxUsedSpaceRatio``; 0 if no value does.
     """
 
     bytes_per_day: int
@@ -78,9 +80,11 @@ class DiskOutlook:
 
 @dataclass(slots=True)
 class Retention:
-    """The actions of a broker's cleaner. ``settings``: where each value comes from. ``next_run``:
-    the next time (ms) of deleteWhen; None: never. ``unread`` None: unknown, because the queues
-    cannot be read. ``outlook`` None: ``no_outlook`` has the reason.
+    """What a broker's cleaner does on a store. ``settings``: origin of the value of each setting.
+    ``next_run``: next time (ms) of deleteWhen (None: never). ``unread``: number of expiring
+    messages that groups have not read, by (group, topic) and queue id (None: unknown, because the
+    queues cannot be read). ``outlook``: prediction of disk use; if None, ``no_outlook`` is the
+    reason.
     """
 
     release: str
@@ -97,7 +101,9 @@ class Retention:
 
     @property
     def unread_messages(self) -> int | None:
-        """Return how many of the expiring messages a group has not read, summed over the groups."""
+        """Return the number of expiring messages that a group has not read, as a sum over all
+        groups; None if unknown.
+        """
         return None if self.unread is None else sum(
             sum(places.values()) for places in self.unread.values())
 
@@ -123,19 +129,19 @@ class Retention:
 
 
 def rules_of(store: Store, version: str | None = None) -> tuple[str, Rules]:
-    """Return the release that the store is judged for, and the rules of its cleaner."""
+    """Return (the release that is assumed for the store, the rules of this release's cleaner)."""
     release = judged(store, version).release
     return release, Rules.of(store, version_of(release))
 
 
 def origin(store: Store, release: str, setting: str) -> str:
-    """Return the origin of a setting's value, in words."""
+    """Return the origin of a setting's value as text."""
     return str(Effective(store.sizes.conf, release).origin(setting))
 
 
 def expire_by_settings(store: Store, now: int) -> Expiry:
-    """Return the plan that expires files by the broker's fileReservedTime, whatever the disk's use.
-    See `expire`.
+    """Return the plan that expires files (see `expire`) by the broker's fileReservedTime,
+    regardless of disk use.
     """
     release, rules = rules_of(store)
     done = expire(store, now, ExpiryLimits(older_than=rules.reserved_hours * HOUR))
@@ -146,8 +152,8 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
 
 def retention(store: Store, around: StartEnvironment, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
-    """Return what the cleaner of a broker does on this store; ``zone``: of the broker's clock.
-    Raises: UsageError, StoreIOError.
+    """Return what a broker's cleaner does on this store. ``zone``: time zone of the broker. Raises:
+    UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")
     # The expiring files, by the rules of a start.
@@ -202,7 +208,7 @@ def retention(store: Store, around: StartEnvironment, version: str | None = None
 
 
 def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[AgedFile]:
-    """Return all files of the log; a file that is kept keeps those after it."""
+    """Return all files of the log. A file expires no earlier than the files before it."""
     files, latest = [], 0
     for number, file in enumerate(store.log.files):
         written = age_of(file).st_mtime_ns // 1_000_000
@@ -216,7 +222,9 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[AgedF
 
 def _outlook(store: Store, rules: Rules, around: StartEnvironment, grows: Growth, *,
              by_time: bool) -> DiskOutlook | None:
-    """Return how the disk fills; None if no rate is known. ``by_time``: deleteWhen ever occurs."""
+    """Return the prediction of disk use; None if the growth rate is unknown. ``by_time``: whether
+    the time deleteWhen ever occurs.
+    """
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:
         return None

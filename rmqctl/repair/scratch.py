@@ -1,8 +1,8 @@
-"""A folder in which derived structures are built before they move into the store.
+"""Scratch folders, in which derived structures are built before they are moved into the store.
 
-It looks like a store root with nothing but ``consumequeue``, ``index`` and the like, so the
-engine's dispatcher works in it as in a store. It is empty for a rebuild; for a repair that
-continues existing files, it has copies of those that may change.
+A scratch folder has the layout of a store with only ``consumequeue``, ``index`` and other derived
+structures, so the engine's dispatcher can write to it. For a rebuild it is empty at first; for a
+repair that continues existing files, it contains copies of the files that may change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from rmqctl.files.durable import failed, make_folders
 from rmqctl.files.sparse import copy_sparse
 
 DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
-"""Folders of a store that are derived from its log."""
+"""Folders of a store that contain only structures derived from the log."""
 
 
 class Scratch:
-    """A scratch folder at ``root``. ``keep``: it stays when this is closed (to continue later).
+    """A scratch folder, ``name`` in the folder ``above``, or a new temporary folder if ``above`` is
+    None.
 
-    Created in ``above`` under ``name``, or as a fresh temporary folder without one.
+    ``keep``: whether the folder is kept at the end of the ``with`` block, to continue later.
     """
 
     def __init__(self, above: str | None = None, name: str = "scratch", *,
@@ -49,7 +50,9 @@ class Scratch:
         return os.path.join(self.root, *parts)
 
     def copy_in(self, store_root: str, relative: str) -> None:
-        """Copy a file, or a folder with its content, times included. Raises: StoreIOError."""
+        """Copy a file, or a folder with its content, from the store, including times. Raises:
+        StoreIOError.
+        """
         source, target = os.path.join(store_root, relative), self.path(relative)
         try:
             if os.path.isdir(source):
@@ -63,12 +66,12 @@ class Scratch:
             raise failed(error, source, f"copy to {target}:") from None
 
     def clear(self) -> None:
-        """Delete the content of the folder, but not the folder, for a new start."""
+        """Delete all derived structures in the folder, so that building can start again."""
         for name in DERIVED:
             shutil.rmtree(self.path(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Delete the scratch folder; everything in it is from rmqctl."""
+        """Delete the scratch folder with its content."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def __enter__(self) -> Self:

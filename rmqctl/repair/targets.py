@@ -1,4 +1,4 @@
-"""Names of files and folders in the steps of a plan, and their real places."""
+"""Targets of a plan's steps: the names of files and folders, and their paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _OUTSIDE = "_outside"
 
 
 def target(store: Store, path: str) -> str:
-    """Return ``path`` relative to the store root; absolute if it is outside (multi-path log)."""
+    """Return ``path`` relative to the store root; absolute if it is outside the root (multi-path
+    log).
+    """
     root, full = os.path.abspath(store.root), os.path.abspath(path)
     if full.startswith(root.rstrip(os.sep) + os.sep):
         return os.path.relpath(full, root)
@@ -31,9 +33,9 @@ def target(store: Store, path: str) -> str:
 
 def cut_files(store: Store, files: Sequence[StoreFile], end: int,
               used: int | None = None) -> list[Step]:
-    """Return the steps that end consecutive files at byte ``end``: later bytes become zeros, and
-    files that begin there or later are moved aside, the last one first. ``used``: the end of the
-    written bytes, if known.
+    """Return the steps that truncate consecutive files at byte ``end``: later bytes become zeros,
+    and files that begin at ``end`` or later are moved aside, the last file first. ``used``: end of
+    the written bytes, if known.
     """
     steps: list[Step] = []
     for file in reversed(files):
@@ -52,9 +54,9 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """Return the target of a file of the log; of a missing file, the path that it would have.
+    """Return the target of a log file; for a missing file, the path that it would have.
 
-    Its bytes may come from a file elsewhere that does not belong to the log.
+    The bytes of the part may be in another file, which does not belong to the log.
     """
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
@@ -71,7 +73,9 @@ def part_target(store: Store, part: LogPart) -> str:
 
 
 def checked(root: str, target: str) -> str:
-    """Return the target as journals have it: relative to the root if it is below it."""
+    """Return the target in the form that journals contain: relative to the root if it is below the
+    root.
+    """
     if os.path.isabs(target):
         target = os.path.normpath(target)
         inside = os.path.relpath(target, os.path.abspath(root))
@@ -89,8 +93,8 @@ def checked(root: str, target: str) -> str:
 def real_path(root: str, target: str, *, follow: bool) -> str:
     """Return the real path of a target.
 
-    If the target itself is a link, it is followed only with ``follow``: changing a file's content
-    changes the file that a link points to, moving it moves the link.
+    A target that is a link is followed only if ``follow`` is True: a change of content changes the
+    file that the link points to, but a move moves the link.
     """
     path = os.path.join(root, target)
     if follow:
@@ -99,8 +103,8 @@ def real_path(root: str, target: str, *, follow: bool) -> str:
 
 
 def is_alias(root: str, path: str) -> bool:
-    """Return whether ``path`` is a link to another file of the store, so that a change to its
-    content would change that file.
+    """Return whether ``path`` is a link to another path in the store; if so, changing its content
+    would change that other file.
     """
     if not os.path.islink(path):
         return False
@@ -108,12 +112,12 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError if a link made by another user points to files that this user does not
-    own.
+    """Raise RefusedError if the path of a target contains a link from one user to a file of another
+    user.
 
-    The administrator repairs stores of other users: their links must not point to files that only
-    the administrator may change. This is the system's rule for links in ``/tmp``
-    (protected_symlinks).
+    The administrator repairs the stores of other users. Such a user must not be able to create a
+    link through which the repair changes a file that only the administrator may change. The kernel
+    has the same rule for links in ``/tmp`` (protected_symlinks).
     """
     if os.geteuid() != 0:
         return
@@ -132,12 +136,12 @@ def refuse_foreign_links(root: str, target: str) -> None:
 
 
 def below(target: str) -> str:
-    """Return the name of a target below a folder like ``aside``."""
+    """Return the path of a target relative to a folder like ``aside``."""
     return os.path.join(_OUTSIDE, target.lstrip(os.sep)) if os.path.isabs(target) else target
 
 
 def up(path: str) -> list[str]:
-    """Return the path and all paths above it."""
+    """Return the path and all its parent folders."""
     folders = [path]
     while (above := os.path.dirname(path)) != path:
         folders.append(above)
@@ -146,7 +150,7 @@ def up(path: str) -> list[str]:
 
 
 def nearest_folder(path: str) -> str:
-    """Return the innermost existing folder above ``path``."""
+    """Return the nearest parent folder of ``path`` that exists."""
     while not os.path.isdir(path := os.path.dirname(path)):
         if path == os.path.dirname(path):
             break

@@ -1,6 +1,8 @@
-"""``transactions commit`` and ``rollback``: append what a broker would on the producer's answer.
+"""``transactions commit`` and ``rollback``: append the messages that a broker appends after the
+producer's answer.
 
-A commit appends the message to its topic; both append the op message that names its half messages.
+A commit appends the message to its topic. Both commit and rollback append an op message that names
+the half messages.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ End = Literal["commit", "rollback"]
 
 @dataclass(frozen=True, slots=True)
 class TransactionFilter:
-    """The transactions to end: by ``ids``, or else all that a broker still checks, of a producer
-    ``group`` and ``older_than`` so many ms.
+    """The transactions to end: those with one of the ``ids``; without ids, all that a broker still
+    checks. ``group``: only those of this producer group. ``older_than``: only those older than this
+    number of ms.
     """
 
     ids: frozenset[str] = frozenset()
@@ -47,7 +50,9 @@ class TransactionFilter:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A plan; ``ended``: transactions that it ends; ``left``: the others, with the reason."""
+    """A plan. ``ended``: transactions that the plan ends. ``left``: the others, each with the
+    reason.
+    """
 
     plan: Plan
     ended: list[dict[str, Any]] = field(default_factory=list)
@@ -56,9 +61,8 @@ class Ended:
 
 def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[[], int],
              scratch: Scratch) -> Ended:
-    """Return the plan for an opened store.
-    Raises: RefusedError for an unknown id, or a store to which nothing can be appended as it is;
-    UnsupportedError, StoreIOError.
+    """Return the plan for an opened store. Raises: RefusedError for an unknown id, or if the store
+    must be repaired before messages can be appended; UnsupportedError, StoreIOError.
     """
     # The selected transactions.
     now, problems = clock(), list[Problem]()
@@ -111,7 +115,9 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
 
 
 def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing | None, str]:
-    """Return (the message that a commit puts, the reason why the transaction cannot be ended)."""
+    """Return (the message that a commit appends, or None; the reason why the transaction cannot be
+    ended, or "").
+    """
     record = None if transaction.record is None else puts.store.log.record_at(
         transaction.record.physical_offset)
     if record is None:
@@ -132,7 +138,9 @@ def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing |
 
 
 def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
-    """Yield the op messages: in 5.x one for many half messages of a queue, else one for each."""
+    """Yield the op messages. In 5.x, an op message names many half messages of a queue, before 5.x
+    only one.
+    """
     by_queue: dict[int, list[Transaction]] = {}
     for transaction in ended:
         by_queue.setdefault(transaction.queue_id, []).append(transaction)

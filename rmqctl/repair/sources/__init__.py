@@ -1,1 +1,3 @@
-"""Sources of `recover --from` for lost bytes: stores, and messages kept in other forms."""
+"""Sources of `recover --from`, from which lost bytes are restored: stores, log files, saved
+messages.
+"""

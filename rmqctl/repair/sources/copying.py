@@ -1,4 +1,6 @@
-"""Copies of a source's bytes into the log's files: few bytes as patches, many as a new file."""
+"""Copy a source's bytes into the files of the log: few bytes as patches, many bytes as a
+new file.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ from rmqctl.scan.overlay import LogPart, OverlayPiece
 
 _BLOCK = 1 << 20
 _MAX_IN_MEMORY = 32 << 20
-"""The largest number of bytes kept as patches of a file; more are copied into a new file."""
+"""Maximum number of bytes that are kept as patches of a file; more bytes are copied into a new
+file.
+"""
 
 
 def widen(parts: list[LogPart], start: int, end: int) -> None:
-    """Add the files before and after a log into which bytes are copied."""
+    """Add files before and after the log so that it includes ``[start, end)``."""
     first, last = parts[0], parts[-1]
     while start < parts[0].base >= first.size:
         parts.insert(0, LogPart(parts[0].base - first.size, first.size, None,
@@ -33,8 +37,8 @@ def widen(parts: list[LogPart], start: int, end: int) -> None:
 
 
 class Copying:
-    """Copies bytes into the files of a planned log. Without ``scratch`` everything stays in
-    memory.
+    """Writer of copied bytes to the files of a planned log. ``scratch``: folder for new files; if
+    None, all bytes are kept in memory.
     """
 
     def __init__(self, scratch: Scratch | None) -> None:
@@ -42,8 +46,9 @@ class Copying:
 
     def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: LogSource,
              number: int, ranges: Sequence[Range]) -> None:
-        """Copy ``ranges`` of a source into the part ``number``, which contains them. ``files`` (by
-        the file's first physical offset) gets the new content of whole files. Raises: StoreIOError.
+        """Copy ``ranges`` of a source into the part ``number``, which contains them. A part that
+        becomes a new file is added to ``files`` (content by the file's first physical offset).
+        Raises: StoreIOError.
         """
         part = parts[number]
         total = sum(item.end - item.start for item in ranges)
@@ -64,7 +69,9 @@ class Copying:
             parts[number] = laid_over([part], {0: pieces})[0]
 
     def _whole_file(self, source: LogSource, part: LogPart, ranges: Sequence[Range]) -> str | None:
-        """Return the source's own file, if every byte comes from it and nobody appends to it."""
+        """Return the path of a source's file if all bytes of the part come from it and it is not in
+        use; otherwise None.
+        """
         log = source.log
         file = log.file_of(part.base)
         if (file is None or file is log.files[-1] or (file.base, file.size) != (
@@ -74,7 +81,9 @@ class Copying:
 
     def _written(self, scratch: Scratch, source: LogSource, part: LogPart,
                  ranges: Sequence[Range]) -> str:
-        """Return a file with all of a part's bytes and the copied ones. Raises: StoreIOError."""
+        """Write a file with the bytes of a part, overwritten by the copied ranges; return its path.
+        Raises: StoreIOError.
+        """
         # Begin with the present bytes; holes stay holes.
         path = copy_path(scratch, part)
         if part.path is not None and part.path != path:
@@ -107,7 +116,9 @@ class Copying:
 
 
 def _bytes(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (place, bytes) of a range; left-out bytes are zero. Raises: StoreIOError."""
+    """Yield (physical offset, bytes) of the data in a range; all other bytes are zeros. Raises:
+    StoreIOError.
+    """
     position = item.start
     while position < item.end:
         place = source.log.locate(position)

@@ -1,4 +1,4 @@
-"""Encoding of a record from its fields, to exactly the bytes that were stored."""
+"""Encode a record from its fields, to exactly the bytes that were stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ _V6 = 16
 
 
 def encoded(record: Record) -> bytes:
-    """Return the bytes of a record. Raises: ValueError, struct.error for impossible values."""
+    """Return the bytes of a record. Raises: ValueError, struct.error if a record cannot have the
+    values.
+    """
     shape = variant(record.sys_flag & HOST_BITS, record.magic)
     widths = len(record.born_host[0]) == _V6, len(record.store_host[0]) == _V6
     if widths != (shape.born_v6, shape.store_v6):

@@ -1,4 +1,4 @@
-"""Records from JSON lines as `read`, `carve` and `pipeline export` write them."""
+"""Read records from JSON lines that `read`, `carve` or `pipeline export` wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMN = re.compile(r"column \d+: ")
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (position in words, record bytes) for the message in each line. Raises:
+    """Yield (description of the position, record bytes) for the message in each line. Raises:
     StoreIOError.
     """
     exact = Exact()

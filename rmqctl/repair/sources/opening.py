@@ -1,7 +1,8 @@
-"""Opening the sources of `recover --from`: a store, files of a log, or messages read from one.
+"""Open the sources of `recover --from`: stores, log files, or messages that were read from a log.
 
-Messages are in JSON lines or Parquet; each is encoded again to the bytes that were stored, and put
-at its physical offset (`rmqctl.repair.sources.records`). Anything else is refused by its kind.
+Messages are in JSON lines or Parquet files. Each is encoded to the bytes that were stored, and
+written to a log at its physical offset (`rmqctl.repair.sources.records`). Files of another kind are
+refused with an error that names the kind.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ _NO_MEMBER = ("this store has a DLedger log, and only the store of another membe
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Readers of messages in forms that only other packages support; None: that form is refused."""
+    """Readers of messages in forms that need other packages. None: sources of this form are
+    refused.
+    """
 
     parquet: Read | None = None
     tier: Read | None = None
@@ -66,11 +69,11 @@ class Readers:
 
 @dataclass(slots=True)
 class LogSource:
-    """A log from which bytes may be copied; ``name`` as the user gave it. ``end``: after its last
-    record.
+    """A log from which bytes may be copied. ``name``: as the user gave it. ``end``: physical offset
+    after its last record.
 
-    ``store``: the store of the log, None without one. ``preferred``: it wins where both logs have
-    an intact record of their own. ``notes``: warnings.
+    ``store``: the store that contains the log, or None. ``preferred``: whether this log wins where
+    both logs have different intact records. ``notes``: warnings.
     """
 
     name: str
@@ -81,7 +84,9 @@ class LogSource:
     notes: tuple[str, ...] = ()
 
     def parts(self) -> list[LogPart]:
-        """Return the positions of the log's existing files, without their content."""
+        """Return a part without content for each file from the first to the last file of
+        the log.
+        """
         size, files = self.log.file_size, self.log.files
         return [LogPart(base, size, None)
                 for base in range(files[0].base, files[-1].base + 1, size)] if files else []
@@ -94,7 +99,7 @@ class LogSource:
 
 @dataclass(slots=True)
 class Opener:
-    """Opens the sources of `--from` for the store ``ours``. Messages are written to a log in
+    """Opener of the sources of `--from` for the store ``ours``. Messages are written to a log in
     ``scratch``.
     """
 
@@ -105,10 +110,9 @@ class Opener:
     opened: int = 0
 
     def open(self, name: str, *, preferred: bool = False) -> LogSource:
-        """Open a source.
-        Raises: NotAStoreError for any other kind, UnsupportedError for a log in another layout,
-        UsageError for the store itself or a source that shares files with it, RefusedError if no
-        message can be used; StoreIOError.
+        """Open a source. Raises: NotAStoreError if it is not a possible source, UnsupportedError
+        for a log in another layout, UsageError for the store itself or a source that shares files
+        with it, RefusedError if no message can be used; StoreIOError.
         """
         source = self._open(name)
         source.preferred = preferred
@@ -146,7 +150,7 @@ class Opener:
             store.layout.require(name, "commitlog")
             if store.layout.is_dledger and not ours.layout.is_dledger:
                 raise UnsupportedError(f"{name}: a DLedger log has its messages at other offsets "
-                                       "than a plain log and cannot be a source for one")
+                                       "than a plain log and cannot be a source for it")
             if ours.layout.is_dledger and not are_members([store]):
                 raise UnsupportedError(f"{name}: {_NO_MEMBER}")
             _refuse_same_files(ours, store.log, name)
@@ -207,7 +211,9 @@ class Opener:
         return read
 
     def _laid_out(self, name: str) -> LaidOut:
-        """Return an empty log for messages; RefusedError if the size of log files is unknown."""
+        """Return an empty log to which messages can be added. Raises: RefusedError if the size of
+        log files is unknown.
+        """
         ours, log = self.ours, self.ours.log
         if not log.files and ours.sizes.commitlog_file is None:
             raise RefusedError(f"{name}: this store has no log file left, and messages alone do "
@@ -225,15 +231,15 @@ class Opener:
 
 @dataclass(slots=True)
 class _Bare:
-    """A log without known queues."""
+    """A log whose consume queues are unknown."""
 
     log: CommitLog
     known_queues: dict[tuple[str, int], ConsumeQueue]
 
 
 def _log_file(path: str) -> StoreFile:
-    """Return a file of a log, by its name or by its first record.
-    Raises: NotAStoreError if neither shows its offset.
+    """Return a log file, with its physical offset from its name or from its first record. Raises:
+    NotAStoreError if neither contains the offset.
     """
     size, name = os.path.getsize(path), os.path.basename(path)
     base = names.parse_offset(name)
@@ -251,7 +257,9 @@ def _log_file(path: str) -> StoreFile:
 
 
 def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
-    """Raise UsageError for files of this store: a repair in place would change the source."""
+    """Raise UsageError if the log contains files of this store: a repair in place would change the
+    source.
+    """
     own_paths = {_inode(file.path): file.path for file in ours.log.files}
     for file in log.files:
         same = own_paths.get(_inode(file.path))
@@ -264,10 +272,10 @@ def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
 
 
 def file_size_of(ours: Store, sources: Sequence[LogSource]) -> int | None:
-    """Return the size of the log's files, as a source has them; None if this store's files cannot
-    have that size.
+    """Return the size of log files in a source; None if it is not needed, or if this store's files
+    cannot have this size.
 
-    It is the only evidence if all files of the store are truncated.
+    The size is needed if all files of the store are truncated.
     """
     if ours.sizes.commitlog_file is not None:
         return None
@@ -289,7 +297,9 @@ def _inode(path: str) -> tuple[int, int]:
 
 
 def _kind(path: str) -> str:
-    """Return the kind of a file. Raises: NotAStoreError for any other kind; StoreIOError."""
+    """Return the kind of a file. Raises: NotAStoreError if the file cannot be a source;
+    StoreIOError.
+    """
     with FileSource(path) as source:
         start, size = source.read(0, _START), source.size
     if not size:
@@ -319,7 +329,7 @@ def _what(start: bytes, text: bytes) -> str:
 
 
 def _is_tier(folder: str) -> bool:
-    """Return whether a folder contains a folder that is named like a cluster's folder in a tier."""
+    """Return whether a folder is a tier: it contains a folder named like that of a cluster."""
     try:
         with os.scandir(folder) as entries:
             return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()
@@ -329,7 +339,7 @@ def _is_tier(folder: str) -> bool:
 
 
 def _below(folder: str) -> list[tuple[str, str]]:
-    """Return (path, kind) of files with messages in a folder: of an export, or by their names."""
+    """Return (path, kind) of each file in a folder whose name shows that it contains messages."""
     message_files: list[tuple[str, str]] = []
     endings = _ENDINGS
     if os.path.lexists(os.path.join(folder, _MANIFEST)):

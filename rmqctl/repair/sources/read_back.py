@@ -1,6 +1,7 @@
-"""Records from the Parquet files of an export, encoded to their stored bytes, for `recover --from`.
+"""Read records from the Parquet files of an export for `recover --from`, encoded to stored bytes.
 
-Text columns have lost bytes that are not UTF-8; such a record needs the column ``record``.
+Text columns have lost bytes that are not UTF-8: a record with such bytes can be restored only from
+the column ``record``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _host = lru_cache(maxsize=4096)(host_bytes)
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of the message of each row.
-    Raises: NotAStoreError if the columns are not those of an export, or do not make up a record;
+    """Yield (description of the position, record bytes) for the message in each row. Raises:
+    NotAStoreError if the file is not from an export, or lacks columns that a record needs;
     StoreIOError.
     """
     try:
@@ -65,7 +66,9 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 
 def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         Callable[[Mapping[str, Any]], bytes], Sequence[str]]:
-    """Return (a function that makes a record of a row, the columns that it needs)."""
+    """Return (a function that encodes the record of a row, the names of the columns that
+    it needs).
+    """
     names = set(schema.names)
     if _RECORD in names and pa.types.is_binary(schema.field(_RECORD).type):
         return _record, [_RECORD]
@@ -95,7 +98,9 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
 
 
 def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with times as epoch ms: exports have ms, Spark writes µs or ns."""
+    """Return the batch with all times as numbers in epoch ms: exports have ms, Spark writes µs or
+    ns.
+    """
     return pa.RecordBatch.from_arrays(
         [column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
          if pa.types.is_timestamp(column.type) else column for column in batch.columns],
@@ -134,7 +139,9 @@ def _reason(error: Exception) -> str:
 
 
 def _topic_of(path: str) -> str | None:
-    """Return the topic in the name of a folder; None without one."""
+    """Return the topic in the name of a folder above the file (``topic=NAME``); None if no name has
+    it.
+    """
     for part in reversed(os.path.abspath(path).split(os.sep)[:-1]):
         match = _FOLDER.fullmatch(part)
         if match is not None:

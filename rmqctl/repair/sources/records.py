@@ -1,7 +1,8 @@
-"""Messages that were saved outside of a log, written back into a log at their old offsets.
+"""Write saved messages back into a log at their old physical offsets.
 
-Each record is written to its physical offset in files of the log's own size, in a scratch folder,
-with holes between the records. The result is an ordinary log of which much is missing.
+Each record is written at its physical offset to files of the size of the log's files, in a scratch
+folder, with holes between the records. The result is a normal log in which many records are
+missing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _OTHERS = "for other reasons"
 
 @dataclass(slots=True)
 class Unused:
-    """The unusable parts of a source: their number by reason, and the position of the first."""
+    """Messages of a source that cannot be used: for each reason, their number and the position of
+    the first.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -52,13 +55,17 @@ class Unused:
 
 
 Read = Callable[[str, Unused], Iterator[tuple[str, bytes]]]
-"""Reads a file; yields (position in words, bytes) of each record. Anything else is noted."""
+"""Function that reads a file and yields (description of the position, bytes) for each record. It
+adds what it cannot use to the second argument.
+"""
 
 
 class KnownPlaces:
-    """The places of the records in a laid out log: the `rmqctl.scan.source.Witness` of its files.
+    """Known positions of the records in a log built from messages: `rmqctl.scan.source.Witness` of
+    its files.
 
-    ``offset`` and ``size`` of records, ascending and without overlaps (int64).
+    ``offset``, ``size``: physical offsets and sizes of the records, in ascending order and without
+    overlaps (int64).
     """
 
     largest_record = LARGEST_RECORD
@@ -100,11 +107,11 @@ class KnownPlaces:
 
 
 class LaidOut:
-    """Collects records, then builds the `log` of them. ``size``: of the log's files; ``low`` and
-    ``high``: the physical offsets between which a record can belong to it.
+    """Collector of records, from which `log` builds a log. ``size``: size of the log's files.
+    ``low``, ``high``: physical offsets before and after which a record cannot belong to the log.
 
-    It needs the disk space of the records; memory for each of them is 67 bytes while they are
-    sorted, then 16.
+    Uses as much disk space as the records have bytes. For each record, it uses 67 bytes of memory
+    while the records are sorted, then 16.
     """
 
     def __init__(self, scratch: Scratch, name: str, size: int, low: int, high: int) -> None:
@@ -118,8 +125,8 @@ class LaidOut:
         self.records = 0
 
     def put(self, raw: bytes) -> str:
-        """Store a record; return why the bytes are not a record of the log, else "". Raises:
-        StoreIOError.
+        """Store a record. Return the reason if the bytes are not a record of the log; otherwise "".
+        Raises: StoreIOError.
         """
         try:
             record = decode(raw)
@@ -164,8 +171,8 @@ class LaidOut:
         return fd
 
     def log(self, unused: Unused) -> tuple[CommitLog, int]:
-        """Return (the log, the end of its last record). Records that contradict each other are left
-        out and added to ``unused``. Raises: StoreIOError.
+        """Return (the log, the physical offset after its last record). Records that overlap are
+        skipped and added to ``unused``. Raises: StoreIOError.
         """
         try:
             offset, size, time = self._settled(unused)
@@ -211,7 +218,9 @@ class LaidOut:
 
 
 def _date(path: str, milliseconds: int) -> None:
-    """Set a file's time to that of its last message, because a broker's expiry depends on it."""
+    """Set the modification time of a log file to the store time of its last message, because a
+    broker expires files by this time.
+    """
     time = min(max(milliseconds, 0), 1 << 42) * 1_000_000
     try:
         os.utime(path, ns=(time, time))

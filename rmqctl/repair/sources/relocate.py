@@ -1,11 +1,11 @@
-"""Messages of a tier, moved back to their places in this store's log.
+"""Move messages of a tier back to their physical offsets in this store's log.
 
-Such a record differs from that of the log in its physical offset only, which a consume queue entry
-of this store has: the entry of its queue offset, if size and tags match. Without such an entry, the
-index shows the physical offset: the only one with entries of all the record's keys and of its store
-time. Whether the record belongs here is proven later, as for every source. (A store from `carve
---out` is not a tier: it may renumber messages after missing ones, so that their entries would be
-those of others.)
+The record of a message in a tier differs from its record in the log only in its physical offset.
+The physical offset is in the consume queue entry of the message's queue offset, if size and tags of
+this entry match. Without such an entry, the index is searched for the only physical offset that has
+entries for all keys of the message at its store time. Whether the record belongs to the log is
+proved later, as for all sources. (A store from `carve --out` is not a tier: it may renumber the
+messages after a missing one, so their entries would belong to other messages.)
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rmqctl.store.store import Store
 _NOT_TOLD = ("its physical offset is unknown: no consume queue entry of this store matches it, and "
              "the index entries for it do not point to a single place")
 _MAX_OPEN = 256
-"""The newest index files, which stay open for lookups."""
+"""Maximum number of index files, newest first, that are kept open for lookups."""
 _SLACK = 2000
-"""Milliseconds; the time of an entry is in seconds from its file's first entry."""
+"""Tolerance of times in ms: an index entry has seconds since the first entry of its file."""
 _MAX_ENTRIES = 64
 
 
 class Relocator(Closing):
-    """Finds the places of records in the consume queue entries and the index of a store."""
+    """Lookup of the physical offsets of records in the consume queues and the index of a store."""
 
     def __init__(self, ours: Store) -> None:
         self._ours = ours
@@ -50,7 +50,9 @@ class Relocator(Closing):
         self._indexes = None
 
     def moved(self, raw: bytes) -> bytes | str:
-        """Return the record as it was in this store's log, or why not. Raises: StoreIOError."""
+        """Return the record with its physical offset in this store's log, or the reason why this
+        offset is unknown. Raises: StoreIOError.
+        """
         try:
             record = decode(raw)
         except FormatError as error:
@@ -65,7 +67,9 @@ class Relocator(Closing):
         return append_crc.seal(relocated) if is_sealed else relocated
 
     def place(self, record: Record) -> int | None:
-        """Return the physical offset in the entry of its queue offset, if that fits the record."""
+        """Return the physical offset in the consume queue entry of the record's queue offset; None
+        if this entry does not match the record.
+        """
         queue = self._ours.known_queues.get((text(record.topic), record.queue_id))
         try:
             unit = None if queue is None else queue.unit(record.queue_offset)
@@ -84,8 +88,8 @@ class Relocator(Closing):
         return unit.physical_offset
 
     def _by_index(self, record: Record) -> int | None:
-        """Return the only physical offset that entries of all its keys share. Raises:
-        StoreIOError.
+        """Return the physical offset that has index entries for all keys of the record; None if
+        none or several have. Raises: StoreIOError.
         """
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MAX_OPEN)]

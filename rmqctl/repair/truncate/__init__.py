@@ -1,1 +1,1 @@
-"""Truncation of a log, and of everything derived from it."""
+"""Truncate a log and all structures derived from it."""

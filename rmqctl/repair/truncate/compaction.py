@@ -1,7 +1,9 @@
-"""The compaction logs of a store whose queues are truncated (spec: timer-and-others-5x.md §2).
+"""Truncate the compaction logs of a store whose queues are truncated (spec: timer-and-others-5x.md
+§2).
 
-A broker serves such topics from there alone, and adds no message whose queue offset the index has
-already. So messages beyond the end of a queue would be served, and hide new ones.
+A broker serves a compacted topic only from its compaction log, and it does not add a message whose
+queue offset is already in the index of this log. So messages beyond the end of the queue would be
+served, and new messages with these queue offsets would be missing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _FOLDER, _LOG, _QUEUE, _POSITIONS = "compaction", "compactionLog", "compactionCq
 def cut_compaction(store: Store, ends: Mapping[QueueKey, int]) -> Changes:
     """Remove the messages at or after the end of their queue from the compaction logs.
 
-    ``ends``: the next queue offset of each queue; other queues stay. Raises: StoreIOError.
+    ``ends``: the next queue offset of each queue to truncate; other queues are not changed. Raises:
+    StoreIOError.
     """
     cut = Changes()
     for topic in listing(store.path(_FOLDER, _LOG)).folders:
@@ -63,7 +66,9 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
-    """Return (file, entry, place in the log) of the first entry at or after a queue offset."""
+    """Return (number of the file, number of the entry, its position in the compaction log) for the
+    first entry at or after a queue offset; None if no such entry exists.
+    """
     for which, file in enumerate(index):
         with FileSource(file.path) as source:
             rows = UNIT.array(source.read(0, source.size // UNIT_SIZE * UNIT_SIZE))
@@ -75,7 +80,7 @@ def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | No
 
 
 def _cut_positions(cut: Changes, store: Store, ends: Mapping[QueueKey, int]) -> None:
-    """Set back the compacted offset of queues where it is ahead."""
+    """Reduce compacted offsets that are beyond the end of their queue to the last queue offset."""
     value = load_beside(store, _FOLDER, _POSITIONS).main.value
     table = value.get("queueOffsetMap") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(table, dict):
@@ -88,6 +93,6 @@ def _cut_positions(cut: Changes, store: Store, ends: Mapping[QueueKey, int]) -> 
         cut.act(Replace(f"{_FOLDER}/{_POSITIONS}", config_json.build(
             {**value, "queueOffsetMap": changed})), "set back", ahead, 0,
             "is ahead of its queues", "queue")
-        cut.notes.append("a compaction ran after the cut: messages that it dropped in favour of "
-                         "now removed ones are in the commitlog, but no broker serves them from "
-                         "there")
+        cut.notes.append("a compaction dropped older messages in favor of newer messages that are "
+                         "now removed: the older messages are still in the commitlog, but no "
+                         "broker serves them")

@@ -1,4 +1,4 @@
-"""The controller mode's epochs of a truncated log (spec: dledger.md §8)."""
+"""Truncate the epochs of the controller mode together with the log (spec: dledger.md §8)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rmqctl.store.store import Store
 def cut_epochs(store: Store, to: int) -> Changes:
     """Remove epochs that begin at or after physical offset ``to``, as a broker does.
 
-    The backup is truncated as well, because a broker falls back on it. A file without any epoch
-    left is moved aside, because a broker writes no empty one.
+    The backup is truncated too, because a broker may read it instead of the epoch file. A file
+    without remaining epochs is moved aside, because a broker never writes an empty file.
     """
     cut = Changes()
     for copy in read_epochs(store).copies:

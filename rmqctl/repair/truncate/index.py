@@ -1,7 +1,8 @@
-"""Index files of a truncated log: the last entries are removed, as if never put.
+"""Truncate index files together with the log: remove the last entries, as if never added.
 
-An entry keeps the value that its hash slot had before it, so a file can be restored to any earlier
-state without the log: the rest is byte for byte what a broker had then (spec: index.md §4-§7).
+Each entry contains the previous value of its hash slot. So a file can be restored to any earlier
+state without the log: it becomes byte for byte the file that a broker had at that time (spec:
+index.md §4-§7).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _PAGE_SLOTS = 1 << 10
 class IndexCut(Changes):
     """Changes to the index files.
 
-    ``full_until`` is the value for the checkpoint: the end time of the newest file that is full
-    afterwards (0: none is left), if a file that was full before no longer is; None otherwise.
+    ``full_until``: the index time for the checkpoint, if a file that was full before is no longer
+    full: the end time of the newest file that is still full, or 0. Otherwise None.
     """
 
     full_until: int | None = None
@@ -42,8 +43,8 @@ class IndexCut(Changes):
 def cut_index(store: Store, to: int, generation: int) -> IndexCut:
     """Remove the entries of records at or after physical offset ``to`` from all index files.
 
-    Slots and entries are read in pages. ``generation`` (4 or 5) decides the header of an empty
-    file. Raises: StoreIOError.
+    Slots and entries are read page by page. ``generation`` (4 or 5) determines the header of an
+    empty file. Raises: StoreIOError.
     """
     cut = IndexCut()
     newest_full = 0
@@ -100,7 +101,7 @@ def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
 
 def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
               before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
-    """Return the new header of the file; None if it is moved aside."""
+    """Truncate one index file. Return its new header; None if the file is moved aside."""
     # The entries before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
     count, when = entries_before(index, to)
@@ -134,7 +135,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
 
 
 def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
-    """Return the header of a file without any entry, as a shutdown leaves it (spec §7)."""
+    """Return the header of a file without entries, as a broker leaves it at shutdown (spec §7)."""
     count = 1 if generation >= 5 else 0
     when = before.end_timestamp if before is not None and before.end_timestamp > 0 else 0
     physical = before.end_phy_offset if before is not None and before.end_phy_offset > 0 else 0
@@ -142,11 +143,11 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
 
 
 def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
-    """Return whether a broker with the messages up to ``to`` had created a file: its ``oldest``
-    one, or that after the one with the header ``before``.
+    """Return whether a broker with the messages up to ``to`` would have created a file. ``oldest``:
+    whether it is the oldest file. ``before``: header of the previous file, if known.
 
-    The first message of any kind creates the first file, and the next message after a file is full
-    creates the one after it, with keys or without.
+    The first message creates the first file. When a file is full, the next message creates the next
+    file. This also holds for messages without keys.
     """
     log = store.log
     if oldest:
@@ -166,7 +167,7 @@ def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) 
 
 
 def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
-    """Yield (number of the first, entries) page by page from entry ``last`` down to entry 1."""
+    """Yield (number of the first entry, entries) page by page, backward from entry ``last``."""
     while last > 0:
         first = max(1, last + 1 - _PAGE_ENTRIES)
         data = index.source.read(index.shape.entry_position(first),
@@ -176,7 +177,7 @@ def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
 
 
 def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
-    """Return (the number of entries that are kept, the store time of the last of them)."""
+    """Return (number of entries that are kept, store time of the last kept entry)."""
     entries = min(index.header.entries, max(index.shape.capacity, 0))
     for first, page in _pages(index, entries):
         before = np.flatnonzero(page["physical_offset"] < to)
@@ -188,10 +189,11 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
 
 
 def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
-    """Return (the slots as they were with ``count`` entries, the number of removed entries that
-    were the first in their slot).
+    """Return (the slots as they were with ``count`` entries, by how much the slot count of the
+    header decreases).
 
-    A header up to 4.7.0 counts every entry, so then all removed ones are counted (spec §2).
+    The slot count decreases for each removed entry that was the first in its slot. Up to 4.7.0, the
+    header counts every entry, so it decreases for every removed entry (spec §2).
     """
     shape, header = index.shape, index.header
     table = np.zeros(shape.slots, np.int64)
@@ -222,7 +224,7 @@ def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
 
 
 def _slot_pieces(index: IndexFile, table: Array) -> Iterator[OverlayPiece]:
-    """Yield the slots that change, in runs of whole pages."""
+    """Yield pieces that write the changed slots, in runs of whole pages."""
     shape = index.shape
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
     old = SLOT.array(raw)["entry"]
@@ -238,7 +240,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[OverlayPiece]:
 
 
 def _entry_piece(index: IndexFile, count: int) -> Iterator[OverlayPiece]:
-    """Yield zeros for all bytes after the last kept entry."""
+    """Yield a piece that zeros all bytes after the last kept entry."""
     start = index.shape.entry_position(count + 1)
     until = max(used_size(index.source), HEADER.size)
     if until > start:

@@ -1,8 +1,8 @@
-"""Consume queues of a truncated log: plain ones, batch ones, and the extension units.
+"""Truncate consume queues together with the log: plain queues, batch queues, extension units.
 
-The result is the same as if a broker had dispatched only the first part of the log. No file stays
-without an entry: a broker's truncation takes the first unit of a queue's last file for an entry
-whatever it contains (spec: consumequeue.md §6), so an empty file would give an invalid one.
+The result is the same as if a broker had dispatched only the first part of the log. No file remains
+without an entry: when a broker truncates a queue, it accepts any first unit of the last file as an
+entry (spec: consumequeue.md §6), so an empty file would have an invalid entry.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _EXT = "consumequeue_ext"
 
 @dataclass(slots=True, kw_only=True)
 class QueuesCut(Changes):
-    """Changes to the queues; ``next_offsets``: every queue's next queue offset afterwards.
+    """Changes to the queues. ``next_offsets``: the next queue offset of each queue after the
+    truncation.
 
-    ``restarted``: queues that have no entry left although they had not begun at 0; their queue
-    offsets restart there.
+    ``restarted``: queues that no longer have an entry, although their first entry was not at queue
+    offset 0; their queue offsets start at 0 again.
     """
 
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
@@ -44,11 +45,11 @@ class QueuesCut(Changes):
 
 
 def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesCut:
-    """Remove the entries of records at or after physical offset ``to`` from every queue.
+    """Remove the entries of records at or after physical offset ``to`` from all queues.
 
-    Entries in files are only removed at a queue's end. A damaged entry among valid ones that points
-    after ``to`` stays, because later ones would be lost with it. A database is rebuilt in
-    ``scratch``, which must stay until the plan is applied. Raises: StoreIOError.
+    In files, entries are removed only at the end of a queue. A damaged entry that points after
+    ``to`` is kept if valid entries follow it, because they would be lost with it. A database is
+    rebuilt in ``scratch``, which must exist until the plan is applied. Raises: StoreIOError.
     """
     cut = QueuesCut()
     # A database is rebuilt without the entries.
@@ -91,17 +92,17 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
 
 
 def _behind(row: Any) -> int:
-    """Return the queue offset after a batch queue's entry; 0 without one."""
+    """Return the queue offset after an entry of a batch queue; 0 for None."""
     return 0 if row is None else int(row["msg_base_offset"]) + int(row["batch_size"])
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a truncated queue: ``end`` is the byte of the queue after the last kept entry.
+    """The end of a truncated queue. Positions are bytes from the start of the queue.
 
-    ``end`` and ``last``, that entry, are None if no entry is kept. ``used`` is the byte after
-    everything, ``newest`` the last removed entry, ``first_address`` the least extension address
-    among the removed ones.
+    ``end``: position after the last kept entry; ``last``: this entry; both are None if no entry is
+    kept. ``used``: position after the last entry before the truncation. ``newest``: the last
+    removed entry. ``first_address``: lowest extension address in the removed entries.
     """
 
     end: int | None
@@ -112,7 +113,9 @@ class _Tail:
 
 
 def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
-    """Return the end of a queue; None if no entry there points to ``to`` or later."""
+    """Return where a queue ends after the truncation; None if its last entries all point before
+    ``to``.
+    """
     used = 0
     newest: Any = None
     address: int | None = None
@@ -137,9 +140,10 @@ def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
 
 def backwards(files: list[StoreFile], unit: Fixed[Any],
               until: int | None = None) -> Iterator[tuple[int, Array]]:
-    """Yield (position in the stream, units) page by page from the end, without unused space.
+    """Yield (position in the stream of files, units) page by page, backward from the end of the
+    used space.
 
-    ``until``: only units before this byte.
+    ``until``: yield only units before this position.
     """
     size = unit.size
     for file in reversed(files):
@@ -158,7 +162,7 @@ def backwards(files: list[StoreFile], unit: Fixed[Any],
 
 def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[StoreFile],
           tail: _Tail, ended: int) -> None:
-    """Add the steps for one queue's files, the last one first."""
+    """Add the steps that truncate the files of one queue, the last file first."""
     cut.steps += cut_files(store, files, tail.end or 0, tail.used)
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
@@ -170,7 +174,9 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
 
 def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[StoreFile],
              tail: _Tail) -> None:
-    """Truncate the extension after the unit of the last entry that has one (spec §8)."""
+    """Truncate the extension files after the unit of the last entry that refers to a unit (spec
+    §8).
+    """
     files = listing(store.path(_EXT, key[0], str(key[1]))).files
     if not files:
         return
@@ -186,7 +192,7 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
 
 
 def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:
-    """Return the byte after the last kept unit; None if no removed entry had a unit."""
+    """Return the position after the last kept unit; None if no removed entry refers to a unit."""
     last = None if tail.end is None else _last_address(queue_files, tail.end)
     if last is not None:
         position = consume_queue_ext.byte_offset(last)
@@ -204,7 +210,9 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
 
 
 def _last_address(files: list[StoreFile], until: int) -> int | None:
-    """Return the address of the last entry before ``until`` that has one."""
+    """Return the extension address in the last entry before ``until`` that has one; None if no
+    entry has.
+    """
     for _, page in backwards(files, consume_queue.UNIT, until):
         linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)
         if len(linked):

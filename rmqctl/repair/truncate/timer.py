@@ -1,8 +1,8 @@
-"""The timer of 5.x after a truncation: its log, its wheel and its progress (spec:
+"""Truncate the timer of 5.x together with the log: timer log, timer wheel and progress (spec:
 timer-and-others-5x.md §1).
 
-A slot of the wheel that points to a removed unit would hide the units chained after it, so slots
-are set back to their last unit that stays.
+A slot of the wheel that points to a removed unit would hide the earlier units in its chain, so it
+is changed to point to the last unit in the chain that is kept.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PAGE_SLOTS = 128
 def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
     """Remove the units of timer messages at or after physical offset ``to``.
 
-    ``next_row``: the next queue offset of the timer topic afterwards, None without a queue. Raises:
-    StoreIOError.
+    ``next_row``: the next queue offset of the timer topic after the truncation; None if it has no
+    queue. Raises: StoreIOError.
     """
     cut = Changes()
     files = listing(store.path("timerlog")).files
@@ -46,13 +46,15 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
 
 
 def _sound(units: Array) -> Array:
-    """Return which units pass the test of a broker's recovery; the end mark of a file fails it."""
+    """Return a boolean array: whether a broker's recovery accepts each unit. It rejects the end
+    mark of a file.
+    """
     sound: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
     return sound
 
 
 def _end_before(files: list[StoreFile], to: int) -> int | None:
-    """Return the position after the last unit that is kept; None if all are kept."""
+    """Return the position after the last kept unit; None if no unit is removed."""
     gone = 0
     for base, units in backwards(files, timer_log.UNIT):
         sound = _sound(units)
@@ -105,7 +107,9 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
 
 def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Array,
                  end: int) -> None:
-    """Follow the slot chains of the ``touched`` slots through one page of removed units."""
+    """For each of the ``touched`` slots, follow its chain through one page of removed units; update
+    ``last`` and ``count``.
+    """
     low = max(base, end)
     sound = _sound(units)
     previous = units["prev_pos"].astype(np.int64)
@@ -124,7 +128,9 @@ def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Ar
 
 
 def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | None) -> None:
-    """Set ``config/timercheck`` back to the timer log and the queue of the timer topic."""
+    """Reduce positions in ``config/timercheck`` that are beyond the end of the timer log or of the
+    timer topic's queue.
+    """
     check = load_one(store, TIMERCHECK).main.value
     if not isinstance(check, TimerCheckRecord):
         return

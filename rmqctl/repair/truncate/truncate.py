@@ -1,8 +1,8 @@
-"""Truncation of a log, and of everything derived from it, to the state before the later messages
+"""Truncate a log, and all structures derived from it, to their state before the later messages
 arrived.
 
-Every change is a patch of removed bytes or a file that is moved aside, so the size of the store
-hardly matters. spec: recovery.md §3, consumequeue.md §6.
+Each change removes bytes in place or moves a file aside, so the cost hardly depends on the size of
+the store. Spec: recovery.md §3, consumequeue.md §6.
 """
 
 from __future__ import annotations
@@ -53,17 +53,21 @@ from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
 AHEAD = "is then ahead of the queue"
-"""Part of the note on offsets that a truncation leaves; `restore` lowers them."""
+"""Part of the note on consumer offsets beyond the new end of a queue. `restore` lowers such
+offsets, and so omits the note.
+"""
 WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
-"""The largest number of files at the end of a log that recovery after a clean end scans."""
+"""Maximum number of files at the end of the log that a broker scans after a clean shutdown."""
 MAX_LISTED = 100_000
-"""Messages that a plan lists one by one; all are counted."""
+"""Maximum number of messages that a plan lists individually; it counts all messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The plan, the former end of the log, and the intact messages removed, by topic."""
+    """A plan that truncates a log. ``log_end``: end of the log before. ``lost``, ``lost_by_topic``:
+    number of intact messages that are removed.
+    """
 
     plan: Plan
     log_end: int
@@ -72,8 +76,8 @@ class Truncation:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the impact on messages; None if none is removed. The rest of the log is not read,
-        so the total number of messages is unknown.
+        """Return the impact on messages; None if no message is removed. The part of the log before
+        the cut is not read, so the total number of messages is unknown.
         """
         if not self.lost:
             return None
@@ -89,9 +93,10 @@ def truncate(store: Store, to: int, generation: int,
     """Return the plan that truncates the log of ``store`` at physical offset ``to``. A database of
     consume queues is rebuilt in ``scratch``.
 
-    A record, a blank, or an unused or damaged part must begin at ``to``. ``generation`` (4 or 5) is
-    the broker's. ``step`` is called with the bytes read after ``to``. Writes nothing.
-    Raises: RefusedError with the nearest valid offsets; StoreIOError.
+    A record, a blank record, or an unused or damaged range must begin at ``to``. ``generation``:
+    generation of the broker (4 or 5). ``step`` is called with the number of bytes read after
+    ``to``. Nothing is written to the store. Raises: RefusedError with the nearest valid offsets;
+    StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     store.layout.require(store.root, "consumequeue")
@@ -119,9 +124,9 @@ def truncate(store: Store, to: int, generation: int,
              *_left_as_is(store, to)]
     if beyond.messages:
         counted = plural(beyond.messages, "more message is", "more messages are")
-        notes.append(f"{counted} lost already, known only by entries beyond this end: the repair "
-                     "records their number. If another copy has them, `rmqctl recover --from` "
-                     "restores them")
+        notes.append(f"{counted} already lost and known only from entries beyond the cut: the "
+                     "repair records their number. If another copy has them, `rmqctl recover "
+                     "--from` restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     dropped = Dropped(behind.count + beyond.messages, behind.undecided, places_of(
         ((message.physical_offset or 0, message.size or 0) for message in behind.listed),
@@ -133,9 +138,10 @@ def truncate(store: Store, to: int, generation: int,
 
 def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, steps: list[Step],
                          actions: list[Action]) -> None:
-    """Set the times and offsets of the checkpoint back to the end of the log.
+    """Reduce times and offsets in the checkpoint that are beyond the new end of the log.
 
-    A broker trusts messages stored before these times, and would scan too little.
+    A broker does not check messages that were stored before these times, so it would scan too
+    little.
     """
     checkpoint = store.checkpoint
     if checkpoint is None:
@@ -158,7 +164,7 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
 
 
 def _left_as_is(store: Store, to: int) -> list[str]:
-    """Return notes on what else the truncation affects but leaves as it is."""
+    """Return notes on log files that cannot be used, and on damage before the cut."""
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     damaged = _damage_before(store, to)
     if damaged is not None:
@@ -168,7 +174,9 @@ def _left_as_is(store: Store, to: int) -> list[str]:
 
 
 def _damage_before(store: Store, to: int) -> int | None:
-    """Return the first damage in the files that a broker's recovery may scan afterwards."""
+    """Return the offset of the first damage in the files that a broker's recovery may scan after
+    the truncation; None if they are intact.
+    """
     log = store.log
     numbers = [number for number, file in enumerate(log.files) if file.base < to]
     for number in numbers[-_RECOVERED:]:
@@ -190,10 +198,10 @@ def _damage_before(store: Store, to: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A physical offset at which the log may end.
+    """A physical offset at which the log can be truncated.
 
-    ``store_timestamp``: of the last record before it (None without one); ``log_end``: the present
-    end of the log.
+    ``store_timestamp``: store time of the last record before this offset (None: no record).
+    ``log_end``: present end of the log.
     """
 
     offset: int
@@ -202,11 +210,12 @@ class Border:
 
 
 def border(store: Store, to: int) -> Border:
-    """Check that a frame of the log (record, blank, unused or damaged part) begins at ``to``.
+    """Return the border at ``to``, where a frame of the log (record, blank record, unused or
+    damaged range) must begin.
 
-    Reads the file from its start: a record inside another one's body is not a border.
-    Raises: RefusedError with the borders around ``to``, or the reason why the log cannot end there;
-    StoreIOError.
+    The file is read from its start, because a record inside the body of another record does not
+    begin at a border. Raises: RefusedError with the nearest borders before and after ``to``, or
+    with the reason why the log cannot end at ``to``; StoreIOError.
     """
     log = store.log
     refuse_overlaps(store)
@@ -245,9 +254,10 @@ def border(store: Store, to: int) -> Border:
 
 
 def refuse_overlaps(store: Store) -> None:
-    """Raise RefusedError if two files of the log have the same physical offsets.
+    """Raise RefusedError if the physical offsets of two files of the log overlap.
 
-    Which of them a broker reads depends on the order of its folders, so no truncation is safe.
+    A broker reads one of these files, depending on the order of its folders, so no truncation is
+    safe.
     """
     files = store.log.files
     for first, other in pairwise(files):
@@ -257,8 +267,8 @@ def refuse_overlaps(store: Store) -> None:
 
 
 def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int | None]:
-    """Return (greatest border up to ``to``, least after it, store time of the last record before
-    it).
+    """Return (last border at or before ``to``, first border after ``to``, store time of the last
+    record before ``to``).
     """
     below, above = file.base, file.end
     last: int | None = None
@@ -277,11 +287,12 @@ def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int
 
 
 def cut_log(store: Store, to: int) -> Planned:
-    """Move the log's files after ``to`` aside, and zero the rest of the file that contains it.
+    """Move the log files after ``to`` aside, and zero the bytes after ``to`` in the file that
+    contains this offset.
 
-    A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the log
-    would end with the blank of the file before, and new messages would overwrite that. A file that
-    is too short gets its full size again, because a broker accepts no other.
+    A file that begins exactly at ``to`` is emptied but kept, as by a broker. Without it, the log
+    would end with the blank record of the previous file, which new messages would overwrite. A file
+    that is too short is extended to its full size, because a broker accepts no other size.
     """
     moved: list[Step] = []
     wiped: list[Step] = []
@@ -312,8 +323,9 @@ def cut_log(store: Store, to: int) -> Planned:
 
 @dataclass(slots=True)
 class RemovedMessages:
-    """The removed part: ``listed`` are the first of ``count`` intact messages. ``undecided``:
-    records that may be messages, and damaged ones that are not known otherwise.
+    """Messages in the removed part of the log. ``count``: number of intact messages; ``listed``:
+    the first of them. ``undecided``: number of records that may be messages, and of damaged records
+    that are not counted as lost otherwise.
     """
 
     listed: list[Lost] = field(default_factory=list)
@@ -329,8 +341,9 @@ class RemovedMessages:
 def removed_messages(store: Store, to: int, progress: ConsumerProgress,
                      step: Callable[[int], None] | None = None,
                      lost_places: Array | None = None) -> RemovedMessages:
-    """Read the log from ``to`` (a border) on. ``step`` is called with the bytes read.
-    ``lost_places``: physical offsets of messages that are lost already. Raises: StoreIOError.
+    """Read the log from the border ``to`` on, and return the messages found. ``step`` is called
+    with the number of bytes read. ``lost_places``: physical offsets of messages that are already
+    lost. Raises: StoreIOError.
     """
     cut = RemovedMessages()
     topics = text.Dictionary()
@@ -348,7 +361,7 @@ def removed_messages(store: Store, to: int, progress: ConsumerProgress,
 
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
-    """Yield all frames from the border ``to`` on, including damage right after it."""
+    """Yield all frames from the border ``to`` on, including damaged ranges."""
     for number, file in enumerate(store.log.files):
         if file.end > to:
             yield from Walk(store.log.source(number), max(0, to - file.base))
@@ -384,7 +397,9 @@ def _take(cut: RemovedMessages, batch: Batch, topics: text.Dictionary,
 
 
 def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
-    """Return the number of messages that the delay service delivered: they have a delay level."""
+    """Return the number of copies that the delay service delivered. They have a delay level but are
+    not in its topic.
+    """
     rows = text.PropertySegments(batch).places(props.DELAY)[0]
     scheduled = topics.number(SCHEDULE_TOPIC.encode())
     return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
@@ -392,7 +407,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
 
 def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
-    """Return what the user should know before the messages are removed, one sentence each."""
+    """Return warnings for the user to read before the messages are removed, one sentence each."""
     # Messages that are not listed, and damage that may contain more.
     notes = []
     if cut.count > len(cut.listed):
@@ -407,8 +422,8 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
         notes.append(f"{SCHEDULE_TOPIC}: {plural(topics[SCHEDULE_TOPIC], 'delayed message')} "
                      f"removed, of which {cut.pending_delay} will never be delivered")
     if cut.delivered_delay:
-        notes.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
-                     "delivered: if only the delivered copy is removed, it is not delivered again")
+        notes.append(f"{plural(cut.delivered_delay, 'message')} removed that the delay service had "
+                     "delivered: if the original is before the cut, it is not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
         notes.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "
@@ -425,13 +440,13 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
     notes += _too_far(progress, next_offsets)
     if restarted:
         names = named([f"{topic}/{queue}" for topic, queue in restarted])
-        notes.append(f"no entry is left of {names}, whose older messages had expired: queue "
-                     "offsets start at 0 again there")
+        notes.append(f"no entry is left in {names}, whose older messages had expired: queue "
+                     "offsets of these queues start at 0 again")
     return notes
 
 
 def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
-    """Return notes on consumers that are ahead of the rest of their queue."""
+    """Return notes on consumer offsets that will be beyond the end of their queue."""
     ahead: dict[str, list[str]] = {}
     for commit in progress.everybody():
         end = next_offsets.get((commit.topic, commit.queue_id))
