@@ -214,7 +214,7 @@ class Plan:
     assumed: Mapping[str, int] = field(default_factory=dict)
     """Assumed values on which the plan depends, by name."""
     form_unproven: bool = False
-    """Whether consume queues are created as files, although the broker may keep them in RocksDB."""
+    """True if consume queues are created as files, although the broker may keep them in RocksDB."""
     undo_first: str | None = None
     """Id of an earlier repair that keeps files which this plan cannot restore, but `undo` can."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)

@@ -62,7 +62,7 @@ class Traits:
     selects: Callable[[Record, Inner], bool] | None = None
     """Function that returns whether the user selected a message of a batch."""
     whole_batches: bool = False
-    """Whether to erase a whole compressed batch if one of its messages is to be erased."""
+    """True to erase a whole compressed batch if one of its messages is to be erased."""
     unsearched: set[int] = field(default_factory=set)
     """Physical offsets of messages whose bodies are not searched for, because they exceed
     `_MAX_HELD`.
