@@ -566,7 +566,7 @@ def test_a_compressed_batch_is_erased_on_request_only(
     done = run("delete", name, root, *options, *PLAN).expect(0)
     assert (done.json()["erased"], done.json()["batches_left"], done.json()["not_found"]) == (
         [], 1, [])
-    assert "--whole-batches erases 2 other messages" in done.err
+    assert "--whole-batches also erases 2 other messages" in done.err
     assert [*records(root)] == before
     made = delete(root, name, root, *options, "--whole-batches", "--purge")
     assert [line["what"] for line in made["erased"]] == ["batch"]
