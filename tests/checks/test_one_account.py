@@ -266,7 +266,7 @@ def test_truncating_keeps_the_number_of_lost_messages(end: str, golden_copy: Gol
     after = account(root)
     assert after.already == before.already > 0
     assert after.total >= before.total
-    assert "known only by entries beyond this end" in run(
+    assert "known only from entries beyond the cut" in run(
         "undo", root, "--yes").out + run("truncate", root, "--to-phy", str(place)).err
 
 
