@@ -1,9 +1,8 @@
-"""Checks whether the next broker startup repairs the problems that `verify` finds; only made if
-there are any.
+"""Prediction whether the next broker startup repairs the problems that `verify` found.
 
-Brokers dispatch the messages in the part of the log that their recovery reads again. The size of
-that part depends on the release, the abort file and the checkpoint; `rmqctl.checks.preflight`
-follows it (spec: recovery.md §3-§6, §15).
+It is only made if there are problems. At startup, a broker dispatches the messages in the part of
+the log that its recovery reads again. The size of that part depends on the release, the abort file
+and the checkpoint; `rmqctl.checks.preflight` determines it (spec: recovery.md §3-§6, §15).
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
-"""Ranges of releases that recreate fewer entries at a startup after a clean shutdown, by the last
-release of each range.
+"""Groups of releases that recreate fewer entries at a startup after a clean shutdown: the last
+release of each group, and the text that names the group.
 """
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
-"""Categories of damage inside an index file; they disappear if the whole file is discarded."""
+"""Categories of damage inside an index file, which disappears if a broker discards the file."""
 _END_TIME = HEADER.field("end_timestamp").offset
 
 
 @dataclass
 class AtStart:
-    """The outcome of starting releases of both generations on ``store``. Reads the part of the log
-    that a startup reads, once.
+    """Predicted startups of 4.x and 5.x releases on ``store``. The part of the log that these
+    startups read is read only once.
     """
 
     store: Store
     relied_on: bool = False
-    """True if any problem is ignored because the next startup repairs it."""
+    """Whether any problem is ignored because the next startup repairs it."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
-        """Return the predictions; None if one of them is not possible."""
+        """Return the predicted startups; None if one of them cannot be predicted."""
         from rmqctl.checks.preflight.preflight import preflight  # most stores do not need it
 
         names = {*VERSIONS, default_release(self.store)}
@@ -61,9 +60,9 @@ class AtStart:
             return None
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs:
-        """Return whether a start recreates all missing entries of a queue. ``place``: physical
-        offset of the message of the first missing entry (None: unknown). ``end``: the queue offset
-        after the last message of the queue, which misplaced entries do not reach.
+        """Return which releases recreate all missing entries of a queue at startup. ``place``:
+        physical offset of the message whose entry is the first missing one (None: unknown).
+        ``end``: queue offset after the last message of the queue, misplaced entries ignored.
         """
         if place is None:
             return StartRepairs()
@@ -80,17 +79,20 @@ class AtStart:
         self.relied_on = True
 
     def keys(self, place: int | None) -> StartRepairs:
-        """Return whether a start recreates all missing index entries; see `rows`."""
+        """Return which releases recreate all missing index entries at startup. ``place``:
+        physical offset of the first message without an index entry (None: unknown).
+        """
         if place is None:
             return StartRepairs()
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
-        """Return the finding, with severity info if the next start discards the index file, which
-        is not trusted after an unclean shutdown (index.md §9).
+        """Return the finding; its severity becomes info if the next startup discards the index
+        file, as brokers may do after an unclean shutdown (index.md §9).
 
-        The severity is kept if the end time is wrong and entries are lost, as that may be the
-        reason for discarding it, or if entries beyond the end of the log show lost messages.
+        The severity does not change in two cases: the end time is wrong and entries are lost (the
+        wrong time may be why the file is discarded), or entries beyond the end of the log show
+        that messages are lost.
         """
         if (finding.structure != "index" or not finding.is_trouble or finding.file is None
                 or finding.category not in _OF_AN_INDEX_FILE):
@@ -112,8 +114,9 @@ class AtStart:
         return self.store.sizes.conf.message_index is not False
 
     def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> StartRepairs:
-        """Return the outcome of both starts according to a test. ``place``: physical offset from
-        which the log must be read again; None if no part must be.
+        """Return which of the predicted startups repair a problem, according to the test
+        ``is_repaired``. ``place``: physical offset from which a startup must read the log again;
+        None if it does not have to.
         """
         if not self._starts:
             return StartRepairs()
@@ -130,6 +133,6 @@ class AtStart:
 
 
 def _reads(start: Prediction, place: int) -> bool:
-    """Return whether all messages from the physical offset ``place`` on are dispatched again."""
+    """Return whether the startup dispatches all messages from physical offset ``place`` on."""
     return any(part.start <= place < part.end and (part.behind is None or place > part.behind)
                for part in start.dispatch)

@@ -24,7 +24,7 @@ Key = tuple[Any, ...]
 
 
 class Baseline:
-    """The known findings of one store; the store's name is part of the list if it covers several.
+    """The known findings of one store. A file for several stores names the store of each finding.
     `knows` also records every finding passed to it; `save` writes the recorded findings.
     """
 
@@ -36,7 +36,7 @@ class Baseline:
     @classmethod
     def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
         """Read a baseline file.
-        Raises: UsageError for any other file; StoreIOError if it cannot be read.
+        Raises: UsageError if the file is not a baseline; StoreIOError if it cannot be read.
         """
         try:
             if vfs.getsize(path) > _MAX_BYTES:
@@ -64,12 +64,12 @@ class Baseline:
 
     @property
     def gone(self) -> int:
-        """Return how many of the known findings did not occur again."""
+        """Return the number of known findings that did not occur again."""
         return len(self._known_keys - self._recorded.keys())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the recorded findings in the form of the file.
-        Raises: RefusedError for too many findings.
+        """Return the recorded findings as objects for the baseline file.
+        Raises: RefusedError if there are too many findings.
         """
         if len(self._recorded) >= _MAX_KEYS:
             raise RefusedError(f"more than {_MAX_KEYS:,} findings: too many for a baseline")
@@ -78,9 +78,7 @@ class Baseline:
                 for key in sorted(self._recorded, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
-        """Return the text with bytes that are not UTF-8 escaped, so that they are read back
-        unchanged.
-        """
+        """Return the values that identify a finding; its file is relative to the store."""
         file = finding.file
         if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
             file = vfs.relpath(file, self._root)
@@ -89,7 +87,7 @@ class Baseline:
 
 
 def save(path: str, baselines: Iterable[Baseline]) -> int:
-    """Write the recorded findings of stores as the known ones; return their number.
+    """Write the recorded findings of all stores to the baseline file ``path``; return their number.
     Raises: RefusedError, StoreIOError.
     """
     rows = [row for baseline in baselines for row in baseline.rows()]

@@ -26,7 +26,7 @@ _NOT_SET = -1
 """Value that a broker writes for an offset that it does not have."""
 _DRIFT_MS = 3_600_000
 _DRIFT_BYTES = 1 << 36
-"""Number of bytes by which a running broker may extend the log between the log pass and
+"""Maximum number of bytes by which a running broker may extend the log between the log pass and
 this check.
 """
 _TIMES = CHECKPOINT.names[:layout.CLASSIC_FIELDS]
@@ -37,9 +37,9 @@ def check(store: Store, last_store_timestamp: int | None, log_end: int, *,
           live: bool | None = None) -> Iterator[Finding]:
     """Yield the findings for checkpoint, abort file and lock of a store.
 
-    ``last_store_timestamp``: the greatest store time in the log (None without messages).
-    ``log_end``: the physical offset after its last record. ``live``: whether a broker holds the
-    store (determined if not given).
+    ``last_store_timestamp``: the greatest store time in the log (None: the log has no messages).
+    ``log_end``: the physical offset after the last record of the log. ``live``: whether a broker
+    is running on the store (None: determine it).
     """
     held = store.lock.held if live is None else live
     yield from _checkpoint(store, last_store_timestamp, log_end, held)

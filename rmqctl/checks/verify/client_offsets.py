@@ -25,7 +25,7 @@ _HEAD = 4096
 
 
 class ClientOffsetsCoverage(NamedTuple):
-    """Number of queues, brokers and topics in the file."""
+    """Numbers of queues, brokers and topics in an offsets.json."""
 
     queues: int
     brokers: int
@@ -36,7 +36,8 @@ class ClientOffsetsCoverage(NamedTuple):
 
 
 def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | None:
-    """Return the verdict on a file, with at most ``most`` findings; None for any other file.
+    """Return the verdict on an offsets.json, with at most ``most`` findings; None if the file is
+    of another kind.
     Raises: StoreIOError.
     """
     with FileSource(path) as source:
@@ -77,14 +78,14 @@ def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | No
 
 
 def covered(verdict: VerifyResult[ClientOffsetsCoverage]) -> dict[str, Any]:
-    """Return a sentence on what was checked."""
+    """Return the values for the sentence that describes what was checked."""
     return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
             "topics": str(verdict.coverage.topics),
             "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}
 
 
 def _unread(offsets: ClientOffsets) -> Iterator[tuple[str, int]]:
-    """Return the reason why a client does not load a file that can be parsed."""
+    """Return each reason why a client does not load a parsable file, with its offset."""
     return ((oddity.detail, oddity.offset) for oddity in offsets.oddities
             if oddity.kind in NOT_LOADED)
 

@@ -20,8 +20,8 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 MAX_SINGLE = 100
-"""Maximum number of findings of one category in one file that are reported one by one; the rest is
-counted.
+"""Maximum number of findings of one category in one file that are reported one by one; further
+findings are only counted.
 """
 LOOK = "rmqctl dump FILE --at OFFSET --hex"
 
@@ -51,7 +51,7 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first number, how many numbers) for each run of consecutive numbers."""
+    """Yield the first number and the length of each run of consecutive numbers."""
     first = last = None
     for number in numbers:
         if first is None or last is None:
@@ -80,9 +80,11 @@ def read_start(path: str, most: int) -> tuple[bytes, int]:
 
 def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) -> Iterator[
         tuple[int, bytes]]:
-    """Yield (number of the first unit, bytes of whole units) of each page that may contain data.
+    """Yield the number of the first unit and the bytes (complete units only) of each page that may
+    contain data.
 
-    Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: end position in units.
+    Holes are skipped, so a sparse file of a terabyte costs nothing. ``end``: number of the unit to
+    stop at (None: the end of the file).
     """
     unit_number, last = 0, source.size // unit if end is None else min(end, source.size // unit)
     while unit_number < last:
@@ -99,7 +101,7 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
 
 
 def used_units(data: bytes, unit: int) -> Array:
-    """Return a boolean array: whether each unit has any byte that is not zero."""
+    """Return a boolean array: whether each unit contains a non-zero byte."""
     return np.asarray(np.frombuffer(data, np.uint8).reshape(-1, unit).any(axis=1))
 
 
@@ -111,14 +113,15 @@ class Gaps:
 
     def __init__(self) -> None:
         self.used = 0
-        """Return the number after the last entry that is not all zero."""
+        """Number of the entry after the last one that is not all zeros."""
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """Return (first number, how many) of the holes that are now certain.
+        """Return the holes that are now certain: the number of the first entry of each, and the
+        number of its entries.
 
-        ``number``: numbers of the next entries that are not zero, ascending; ``valid``: which of
-        them are real entries.
+        ``number``: numbers of the next entries that are not all zeros, ascending. ``valid``:
+        whether each of these entries is valid.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)
@@ -133,16 +136,16 @@ class Gaps:
 _NEVER_CONFIRMED = sum(layout.width_of(Message, name)[0] for name in (
     "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
 BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
-"""Bytes of a message, in addition to its topic, that its consume queue entry confirms."""
+"""Number of bytes of a message, in addition to its topic, that its consume queue entry confirms."""
 _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
-    """Return the number of bytes of messages, in a store or tier, that neither queue nor index
-    confirms.
+    """Return the number of bytes of messages (in a store or a tier) that neither a consume queue
+    nor the index confirms.
 
-    ``properties``: bytes of the properties of each message that were not compared with either.
-    ``by_index``: whether the store times were compared with the index.
+    ``properties``: for each message, the number of bytes of its properties that were compared with
+    neither of these. ``by_index``: whether the store times were compared with the index.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
         sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
@@ -157,5 +160,5 @@ def nowhere(_: int) -> bool:
 
 
 def plural(count: int, noun: str, many: str | None = None) -> Phrase:
-    """Return ``1 row``, ``2 rows``; ``many`` is an irregular plural."""
+    """Return a count with its noun, such as ``1 row`` or ``2 rows``; ``many``: irregular plural."""
     return counted(count, noun, many or "")

@@ -47,7 +47,7 @@ _MAX_JSON = 16 << 20
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
-    """Yield the findings for all compacted queues and the position file."""
+    """Yield the findings for all compacted queues and ``position-checkpoint``."""
     held = store.lock.held if live is None else live
     yield from bounded(_check(store, held))
 
@@ -73,7 +73,7 @@ def _queues(store: Store) -> set[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Log:
-    """Contents of a log file: columns of the intact records, and the spans without one."""
+    """Contents of a log file: columns of its intact records, and its damaged spans."""
 
     columns: dict[str, Array] = field(default_factory=dict)
     damage: list[Span] = field(default_factory=list)
@@ -236,8 +236,8 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
-    """Yield (position, entries) up to the end unit or the unused part; a string instead of entries
-    describes an irregularity.
+    """Yield the runs of entries before the end unit or the unused part of a queue file: the
+    position of each run, and its entries. An irregularity is yielded as a position and a text.
     """
     end = UNIT.array(layout.build(END_UNIT))
     gaps = Gaps()
@@ -261,7 +261,7 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
 
 
 def _positions(store: Store, held: bool) -> Iterator[Finding]:
-    """Check ``position-checkpoint``, which records the progress of compaction by queue, and its
+    """Check ``position-checkpoint``, which records the compaction progress of each queue, and its
     backup.
     """
     path = store.path(FOLDER, POSITIONS)

@@ -45,9 +45,9 @@ its files in place, so a read may find a partly written file.
 def check(store: Store, *, live: bool | None = None,
           logged: Mapping[QueueKey, int] | None = None,
           release: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for all JSON files of ``config/``. ``live``: whether a broker holds the
-    store. ``logged``: queues with messages in the log and the queue offset after the last message
-    of each; None: the log was not read. ``release``: broker release that was requested, if any.
+    """Yield the findings for all JSON files of ``config/``. ``live``: whether a broker is running
+    on the store. ``logged``: for each queue with messages in the log, the queue offset after its
+    last message (None: the log was not read). ``release``: the requested broker release, if any.
     """
     # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
@@ -95,8 +95,8 @@ def check(store: Store, *, live: bool | None = None,
 
 
 def _names(store: Store) -> list[str]:
-    """Return the names of the main files in the folder, including missing files that
-    have a backup.
+    """Return the names of the main files in ``config/``, including missing ones that have a
+    backup.
     """
     folder = store.path(FOLDER)
     try:
@@ -111,7 +111,7 @@ def _names(store: Store) -> list[str]:
 
 def judge(store: Store, file: ConfigFile, *, names_known: bool = True,
           structure: str = "config") -> Iterator[Finding]:
-    """Yield the findings of a file and its backup."""
+    """Yield the findings for a file and its backup."""
     main, backup = file.main, file.backup
 
     def tell(category: str, copy: ConfigCopy, detail: str, severity: str = "") -> Finding:
@@ -169,9 +169,9 @@ def _of_backup(backup: ConfigCopy) -> str:
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
                  in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield the findings for extension units and batch queues. ``log_end``: the physical offset
-    after the commitlog's last record. ``in_damage``: whether an offset is in a damaged part of the
-    log.
+    """Yield the findings for consume queue extensions and batch consume queues. ``log_end``: the
+    physical offset after the commitlog's last record. ``in_damage``: whether a physical offset is
+    in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end

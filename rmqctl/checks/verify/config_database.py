@@ -1,5 +1,5 @@
-"""Checks of configuration in RocksDB: databases, entries, and the effects of a startup on them
-(rocksdb.md §4, §7, §10).
+"""Checks of configuration in RocksDB: the databases, their entries, and how a startup would change
+them (rocksdb.md §4, §7, §10).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: 
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Yield the findings for databases that replace JSON files, and for JSON files that still
-    exist.
+    """Yield the findings for databases that replace JSON files, and for JSON files that exist in
+    addition to their database.
     """
     details: set[str] = set()
     for name in store.config_parts:
@@ -53,8 +53,8 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
-    """Yield findings on entries that a startup imports, or does not import, from an older JSON
-    file.
+    """Yield findings for an older JSON file that exists in addition to its database: whether a
+    startup imports the entries of the file.
     """
     old = out_of_date(store, file.name)
     if old.value is None:
@@ -93,8 +93,8 @@ def _groups(value: dict[str, Any]) -> set[str]:
 
 
 def _without_topic(store: Store) -> Iterator[Finding]:
-    """Yield the queues of topics that are not configured. A broker deletes these queues from its
-    consume queue database, for the first time 10 minutes after startup.
+    """Yield a finding for queues of topics that are not configured. A broker deletes these queues
+    from its consume queue database, for the first time 10 minutes after startup.
     """
     file, configured, topics = topics_cleaned(store)
     if topics:
@@ -106,10 +106,10 @@ def _without_topic(store: Store) -> Iterator[Finding]:
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
-    """Return (the configuration of topics, the configured topics, topics with queues in RocksDB
-    that are not configured).
+    """Return the topic configuration file, the configured topics, and the topics that have queues
+    in RocksDB but are not configured.
 
-    The last item is empty if the configuration cannot be read.
+    The list of topics that are not configured is empty if the configuration cannot be read.
     """
     file = load_one(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")

@@ -33,10 +33,10 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class StartRepairs(NamedTuple):
-    """Outcome of a startup for a finding: releases that repair it without losing a message, and
-    releases that do not. ``entries_lost``: number of index entries that the startup discards
-    permanently. ``unflushed``: the reason why entries are not on the disk yet, if a broker keeps
-    them in memory and the log has all of their messages.
+    """Whether a startup repairs a finding. ``by``: releases that repair it without losing a
+    message. ``not_by``: releases that do not. ``entries_lost``: number of index entries that the
+    startup discards permanently. ``unflushed``: why entries are not on disk; "" unless a broker
+    has or had them in memory and the log has all of their messages.
     """
 
     by: tuple[str, ...] = ()
@@ -46,14 +46,14 @@ class StartRepairs(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """Return INFO if all of these releases repair the finding, or nothing is wrong; else "",
-        which means the severity of the category.
+        """Return INFO if all of these releases repair the finding or its entries are only
+        unflushed; else "", which means the severity of the category.
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, action: str) -> str:
-        """Return ``; a broker's start recreates them (4.9.3, 5.3.3)``, to append to a detail; "" if
-        none does.
+        """Return text to append to a detail, such as ``; a broker's start recreates them (4.9.3,
+        5.3.3)``; "" if no release repairs the finding. ``action``: what the startup does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
@@ -62,7 +62,8 @@ class StartRepairs(NamedTuple):
         return f"; {' or '.join(self.by)} {action} at startup, {' or '.join(self.not_by)} does not"
 
     def index_words(self, action: str) -> str:
-        """Return `words` for the index, and the number of entries that the startup loses."""
+        """Return `words` for an index finding, with the number of entries that the startup loses.
+        """
         words = self.words(action)
         if words and self.entries_lost:
             count = self.entries_lost
@@ -72,7 +73,7 @@ class StartRepairs(NamedTuple):
 
 
 class Starts(Protocol):
-    """The outcome of the next start of a broker; see `rmqctl.checks.verify.at_start`."""
+    """Prediction of the next broker startup; see `rmqctl.checks.verify.at_start`."""
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs: ...
 
@@ -83,7 +84,7 @@ class Starts(Protocol):
 
 @dataclass
 class Context:
-    """Results about the whole log, to look up the message that a left-over entry points to."""
+    """Results about the whole log, to look up the messages that unmatched entries point to."""
 
     store: Store
     result: RangeResult
@@ -97,7 +98,8 @@ class Context:
     loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     at_start: Starts | None = None
-    """Outcome of the next startup, used if something is missing; None while a broker is running."""
+    """Prediction of the next startup, used if entries are missing; None while a broker is running.
+    """
 
     def __post_init__(self) -> None:
         holes = [(span.offset, span.end) for span in self.result.spans]
@@ -109,8 +111,9 @@ class Context:
 
     def start_repairs_of_rows(self, key: QueueKey, place: int | None,
                               end: int | None = None) -> StartRepairs:
-        """Return the outcome for missing entries of a queue, from the message at ``place`` on.
-        ``end``: the queue offset after its last message, if it is not a plain queue.
+        """Return which releases recreate the missing entries of a queue, from the message at
+        physical offset ``place`` on. ``end``: the queue offset after the last message of the queue
+        (needed only if it is not a plain queue).
         """
         unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
@@ -123,22 +126,24 @@ class Context:
         return repairs._replace(unflushed=unflushed)
 
     def is_unflushed(self, place: int) -> bool:
-        """Return whether the entry of the message at ``place`` may legally be in no file yet."""
+        """Return whether the entry of the message at ``place`` may be missing because a broker did
+        not flush it.
+        """
         return self._flushed_to is not None and place >= self._flushed_to
 
     @property
     def unflushed(self) -> str:
-        """Return the reason why entries are not on the disk yet, as a sentence."""
+        """Return the text that explains why entries are not on disk."""
         return _IN_MEMORY if self.live else _WAS_IN_MEMORY
 
     @cached_property
     def _flushed_to(self) -> int | None:
-        """Return the physical offset up to which a broker has written all entries to RocksDB. None
-        if no entry may be missing: with queues in files, and after a clean end.
+        """Return the physical offset up to which a broker has flushed all entries to RocksDB. None
+        if this is unknown or no entry may be missing (queues in files, or a clean shutdown).
 
-        Entries go into RocksDB without a write-ahead log and in log order, and both column families
-        are flushed together. So the checkpoint on the disk shows which entries are there, and later
-        entries are only in the memory of the broker (rocksdb.md §4).
+        Entries are written to RocksDB without a write-ahead log and in log order, and both column
+        families are flushed together. So the checkpoint on disk shows which entries are on disk;
+        later entries are only in the broker's memory (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
@@ -149,7 +154,9 @@ class Context:
         return database.checkpoint
 
     def start_repairs_of_keys(self, place: int | None) -> StartRepairs:
-        """Return the outcome for missing index entries, from the message at ``place`` on."""
+        """Return which releases recreate the missing index entries, from the message at physical
+        offset ``place`` on.
+        """
         return StartRepairs() if self.at_start is None else self.at_start.keys(place)
 
     @cached_property
@@ -163,12 +170,12 @@ class Context:
 
     @cached_property
     def default_delays(self) -> bool:
-        """Return whether a delayed message is due according to the default delay table."""
+        """Return whether any delayed message has the due time of the default delay table."""
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 
     def was_read(self, physical: int) -> bool:
-        """Return whether this run has read the part of the log at this physical offset."""
+        """Return whether this run of `verify` read the log at this physical offset."""
         return self.looked_at is None or any(
             start <= physical < end for start, end in self.looked_at)
 
@@ -191,18 +198,19 @@ class BadRecord(NamedTuple):
     field: str
     why: str = ""
     is_body: bool = False
-    """True if the record has a body that does not match its CRC."""
+    """Whether the record has a body that does not match its CRC."""
     rowed: bool = True
-    """True if messages like this one have an entry in their queue."""
+    """Whether messages of this transaction type have a consume queue entry."""
 
 
 @dataclass(slots=True)
 class PassFacts:
-    """Data that a prediction needs from a pass (`rmqctl.checks.preflight.from_pass`), so that it
-    need not read the log again. ``intact_end``: the offset after the last intact message.
-    ``blanks``: the blank records that close files. ``odd_numbers``: records with a number that a
-    broker cannot read. ``first_v2``: the first record of version 2. ``complete``: whether all data
-    is kept, and no message has additional entries.
+    """Data that the pass collects for a prediction (`rmqctl.checks.preflight.from_pass`), which
+    then need not read the log again. All offsets are physical. ``intact_end``: the offset after
+    the last intact message. ``blanks``: offsets of the blank records that close files.
+    ``odd_numbers``: offsets of records with a numeric property that a broker cannot parse.
+    ``first_v2``: offset of the first record of version 2. ``complete``: whether all of this data
+    was kept and no message has additional entries.
     """
 
     intact_end: int = -1
@@ -212,7 +220,7 @@ class PassFacts:
     complete: bool = True
 
     def merge(self, other: PassFacts) -> None:
-        """Merge the notes of the range after this one."""
+        """Merge the data of the range after this one."""
         self.intact_end = max(self.intact_end, other.intact_end)
         self.blanks += other.blanks
         self.odd_numbers += other.odd_numbers
@@ -250,16 +258,16 @@ class RangeResult:
     """Number of fillers by topic."""
     first_filler: int | None = None
     kept_damaged: int = 0
-    """Messages with damaged bodies that a repair kept."""
+    """Number of messages with damaged bodies that a repair kept."""
     first_kept: int | None = None
     profile: LogProfile | None = None
-    """Set if a profile was requested."""
+    """Profile of the log; None if no profile was requested."""
     entries: EntryTally | None = None
-    """Set for a DLedger log."""
+    """Entries of a DLedger log; None for any other log."""
     passed: PassFacts = field(default_factory=PassFacts)
 
     def keep_bad(self, record: BadRecord) -> None:
-        """Add a record to the list, up to a limit."""
+        """Add a damaged record to the list; beyond the limit of the list, only count it."""
         if len(self.bad) < MAX_LISTED:
             self.bad.append(record)
         else:
@@ -310,7 +318,9 @@ class RangeResult:
 
 @dataclass(slots=True)
 class ComparedStructures:
-    """Structures that the pass compares the log with; ``profile``: whether it creates a profile."""
+    """Structures that the pass compares with the log. ``profile``: whether the pass also creates a
+    profile.
+    """
 
     queues: bool = True
     index: bool = True
@@ -328,7 +338,7 @@ def known_topics(store: Store) -> frozenset[str] | None:
 
 
 def deleted(topic: str, configured: frozenset[str] | None) -> bool:
-    """Return whether a topic is missing in an existing configuration. Brokers keep their own
-    topics.
+    """Return whether brokers regard a topic as deleted: it is missing in an existing configuration
+    and is not a system topic.
     """
     return configured is not None and topic not in configured and not topic.startswith(_SYSTEM)

@@ -25,17 +25,17 @@ from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
 _MAX_VOTERS = 1000
-"""Maximum number of queues whose files are used to determine the file size; more do not matter even
-if some are damaged.
+"""Maximum number of queues whose files are used to determine the file size; this many are enough
+even if some of them are damaged.
 """
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
 _CQ_FIX = "rmqctl recover STORE --only consumequeue"
 _INDEX_FIX = "rmqctl recover STORE --only index"
 MAX_SIZE = (1 << 31) - 1
-"""Maximum size of a file that a broker maps: Java uses an integer for it."""
+"""Maximum size in bytes of a file that a broker maps: the maximum of a Java int."""
 _MAX_CANDIDATES = 20
-"""Maximum number of distinct sizes and distances that are compared: a folder may
-contain anything.
+"""Maximum number of distinct file sizes, and of distinct distances between file names, that are
+considered: a folder may contain anything.
 """
 
 
@@ -57,8 +57,8 @@ def _all(store: Store) -> Iterator[Finding]:
 
 
 def _nested(store: Store) -> str:
-    """Return the severity of an unexpected folder among the files; 5.1+ skips such folders
-    (recovery.md §2).
+    """Return the severity of an unexpected folder in a folder of data files; 5.1+ skips such
+    folders (recovery.md §2).
     """
     return INFO if store.generation == 4 else ""
 
@@ -101,8 +101,8 @@ def _commitlog(store: Store) -> Iterator[Finding]:
 
 
 def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Finding]:
-    """Yield findings if no file of a sequence has a possible size, so that the right size is
-    unknown.
+    """Yield the findings for a sequence in which no file has a possible size, so that the right
+    size is unknown.
     """
     for file in files:
         if file.size:
@@ -119,8 +119,8 @@ def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Findin
 
 def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for the queues of one structure; their common file size is chosen by
-    majority.
+    """Yield the findings for the queues of one structure. Their file size is the most frequent one
+    unless it is ``given``.
     """
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):
@@ -283,19 +283,19 @@ def _can_be_index(size: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """A sequence of files: its structure, and its queue if it has one."""
+    """A sequence of files: its structure, and its queue if the files belong to one."""
 
     structure: str
     topic: str | None = None
     queue_id: int | None = None
     fix: str | None = None
     row_size: int | None = None
-    """Size of an entry in bytes, if offsets in the stream correspond to queue offsets."""
+    """Size of an entry in bytes, if positions in the sequence correspond to queue offsets."""
 
     def finding(self, category: str, detail: str, path: str, *, base: int = 0,
                 position: int | None = None, length: int | None = None, count: int = 1,
                 severity: str = "") -> Finding:
-        """Return a finding about a file; ``base`` is the offset of the file in its stream."""
+        """Return a finding about a file. ``base``: the offset of the file in its sequence."""
         offset = position
         if self.structure == "commitlog" and position is not None:
             offset = base + position
@@ -310,7 +310,7 @@ class FileSequence:
 
 @dataclass(slots=True)
 class Votes:
-    """Evidence of the common size of the files of a structure."""
+    """Evidence of the right file size of a structure: file sizes and distances between names."""
 
     unit: int = 1
     lengths: Counter[int] = field(default_factory=Counter)
@@ -322,10 +322,10 @@ class Votes:
         self.steps.update(b.base - a.base for a, b in pairwise(usable) if b.base > a.base)
 
     def size(self) -> int | None:
-        """Return the size that most file sizes and distances between names agree on; None without
-        files.
+        """Return the file size that most actual sizes and distances between names support; None if
+        no size is possible.
 
-        A missing file makes a distance a multiple of the size, never a part of it.
+        If a file is missing, the distance between its neighbors is a multiple of the file size.
         """
         steps = [step for step, _ in self.steps.most_common(_MAX_CANDIDATES)]
         lengths = [length for length, _ in self.lengths.most_common(_MAX_CANDIDATES)]
@@ -346,8 +346,8 @@ def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: t
             nested: str = INFO) -> Iterator[Finding]:
     """Yield findings for unexpected content in the folder of a sequence.
 
-    ``allowed``: names of sub-folders that belong there. ``nested``: severity of any other
-    sub-folder ("": no finding, as 5.1+ skips such folders).
+    ``allowed``: names of sub-folders that the folder may contain. ``nested``: severity of any
+    other sub-folder ("": no finding, as 5.1+ skips such folders).
     """
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
@@ -379,9 +379,9 @@ def occupied(entries: Listing) -> list[int]:
 def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *, unit: int = 1,
                    taken: Iterable[int] = (), gaps: bool = True,
                    aligned: bool = True) -> Iterator[Finding]:
-    """Yield findings on sizes, names and gaps of one sequence, sorted by name; ``size`` is the
-    right size.
+    """Yield findings on sizes, names and gaps of one sequence.
 
+    ``files``: sorted by name. ``size``: the right size of a file in bytes.
     ``taken``: offsets of files that exist but are unreadable. ``gaps``: whether a gap is damage.
     ``aligned``: whether ``size`` is certain enough to check names against it.
     """
@@ -427,8 +427,8 @@ def _length(sequence: FileSequence, file: StoreFile, size: int, unit: int,
 
 def _missing(sequence: FileSequence, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
-    """Yield the files missing between the file ``before`` and the file at ``end``: one finding per
-    run.
+    """Yield a finding for each run of missing files between the file ``before`` and the file at
+    offset ``end``.
     """
     start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:

@@ -13,7 +13,7 @@ from rmqctl.errors import RmqctlError
 
 @dataclass(frozen=True, slots=True)
 class JudgedStore:
-    """The verdict on a store, or the error because of which there is none."""
+    """The verdict on a store, or the error that prevented a verdict."""
 
     root: str
     verdict: VerifyResult[Coverage] | None
@@ -33,7 +33,7 @@ class JudgedStore:
 
 
 def document(judged: Sequence[JudgedStore]) -> dict[str, Any]:
-    """Return the document of ``verify`` over all stores, with a summary of each."""
+    """Return the JSON document of ``verify`` for several stores, with a summary of each."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     coverage: dict[str, int] = {}
     checked: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Findings about the index: entries compared with the log's keys, and each file's own structure.
+"""Checks of the index: its entries against the keys in the log, and the structure of each file.
 
 A file of n entries is sound if each entry is reached exactly once: every slot and every link points
 to an older entry of the same slot, no two point to the same entry, and there are n pointers in
@@ -40,7 +40,9 @@ MAX_SINGLE_IN_FILE = 100
 
 
 def index_findings(context: Context) -> Iterator[Finding]:
-    """Yield entries without a key, keys without an entry, wrong times, and a missing index."""
+    """Yield findings for index entries without a key, keys without an index entry, wrong times, and
+    a missing index.
+    """
     tally = context.result.keys
     if vfs.lacks(context.store.root, "index"):
         return
@@ -91,8 +93,9 @@ def _extra(context: Context) -> Iterator[Finding]:
 
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
-    """Return whether an entry without a key is legitimate: after a restart, a broker may index the
-    last message again (index.md §5), and a message kept damaged may have lost the key.
+    """Return whether an index entry that matches no key is legitimate: after a restart, a broker
+    may index the last message again (index.md §5), and a message kept despite damage may have lost
+    the key.
     """
     record = context.store.log.record_at(physical)
     if record is None or is_kept_damaged(record):
@@ -147,8 +150,8 @@ def _missing(context: Context) -> Iterator[Finding]:
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
           severity: str = "", more: int = 0) -> Finding:
-    """Return a finding for keys without an entry; its file is the one that should contain the
-    entries, or the file before.
+    """Return a finding for keys without an index entry. It names the file that should contain the
+    first of these entries, or the file before it.
     """
     first = min((physical for physical, _ in pairs), default=0)
     last = max((physical for physical, _ in pairs), default=0)
@@ -246,8 +249,8 @@ def read_slots(source: FileSource, shape: IndexShape) -> Array:
 
 
 class _ReachedEntries:
-    """Entries that slots or links point to: a byte for each entry, and a list of entries reached
-    twice.
+    """Entries that slots or links point to: a flag byte for each entry, and the entries that are
+    reached more than once.
     """
 
     def __init__(self, entries: int) -> None:
@@ -261,8 +264,8 @@ class _ReachedEntries:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """Return the number of used slots if exactly one slot or newer entry of the same slot points to
-    each entry; else None. Uses the kernel; None without it.
+    """Return the number of used slots if exactly one slot, or one newer entry of the same slot,
+    points to each entry; else None. Also None if the compiled kernel is not available.
     """
     kernel = active()
     shape, source = index.shape, index.source
@@ -351,9 +354,9 @@ def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[F
 
 
 class _SlotCounts:
-    """The counts of used slots in the headers of a store's index files, oldest first. Brokers since
-    4.7.1 count used slots, older brokers count every put; a file written during an upgrade has a
-    mixture.
+    """Check of the counts of used slots in the headers of a store's index files, oldest first.
+    Brokers since 4.7.1 count used slots, older brokers count every put; a file in use during an
+    upgrade contains a mixture of the two counts.
     """
 
     def __init__(self, store: Store) -> None:
@@ -373,8 +376,8 @@ class _SlotCounts:
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
-        """Return whether a broker since 4.9.1 put the first entry: these brokers write no separator
-        at the end of a key list.
+        """Return whether a broker since 4.9.1 wrote the message of the first entry: these brokers
+        write no separator at the end of the properties.
         """
         entry = index.entry(1)
         record = None if entry is None else self._store.log.record_at(entry.physical_offset)
@@ -425,8 +428,8 @@ def _page(source: FileSource, shape: IndexShape, start: int, count: int) -> Arra
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield entries after the number of entries in the header: either this number is too small, or
-    the entries are stale bytes.
+    """Yield a finding if an entry follows the entries that the header counts: either the count is
+    too small, or the entry consists of stale bytes.
     """
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:

@@ -1,8 +1,8 @@
-"""Keys of the log compared with entries of the index, by column and in both directions.
+"""Comparison of the keys in the log with the index entries, by column and in both directions.
 
 A broker indexes messages in log order, so the entries of all index files, one file after the other,
-are the log's keys in order. They are compared block by block; left-over entries are collected and
-paired at the end.
+are the log's keys in order. They are compared block by block; unmatched keys and entries are
+collected and paired at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARGIN = 4096
 
 @dataclass(slots=True)
 class KeyTally:
-    """Entries without a key and keys without an entry, in one range of the log."""
+    """Index entries without a key and keys without an index entry, in one range of the log."""
 
     expected: int = 0
     actual: int = 0
@@ -47,7 +47,7 @@ class KeyTally:
         self.unlisted_missing += other.unlisted_missing
 
     def settle(self) -> None:
-        """Pair the left-over entries of one block with those of another."""
+        """Pair the unmatched entries of one block with the unmatched keys of another."""
         if not self.extra or not self.missing:
             return
         wanted = Counter(self.missing)
@@ -62,9 +62,9 @@ class KeyTally:
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pair equal items (position, hash) of two lists; each item is used once. Return (for each
-    actual item the number of an equal wanted item, or -1; numbers of the wanted items that are not
-    paired).
+    """Pair equal items (position, hash) of two lists; each item is used once. Return, for each
+    actual item, the number of its equal wanted item (-1: not paired), and the numbers of the
+    wanted items that are not paired.
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
@@ -89,7 +89,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
 
 
 def _by_place(place: Array, hashes: Array) -> Array:
-    """Return the order by position and hash; equal items keep their order."""
+    """Return the indices that sort the items by position and hash; equal items keep their order."""
     low = int(place.min(initial=0))
     if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
         # Sorting one column that is nearly in order takes a fraction of the time.
@@ -98,9 +98,9 @@ def _by_place(place: Array, hashes: Array) -> Array:
 
 
 class KeyCheck:
-    """A comparison of the keys of messages, passed by blocks in log order, with the index entries.
+    """Comparison of the keys of messages, added block by block in log order, with index entries.
 
-    It stops at the first unreadable entries; the file check reports these.
+    It stops at the first unreadable entries, which the check of the index files reports.
     """
 
     def __init__(self, entries: AllIndexEntries, start: int) -> None:
@@ -124,7 +124,7 @@ class KeyCheck:
             self.unreadable = True
 
     def passed(self, position: int) -> None:
-        """Record that all keys before this physical offset have their entries."""
+        """Record that the index entries before entry number ``position`` match the keys."""
         self.tally.expected += position - self.position
         self.tally.actual += position - self.position
         self.position = position
@@ -161,9 +161,9 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Return whether entry 1 may have the time difference ``diff``. In a rolled file it counts
-        from the end time of the previous file (index.md §7), which may have expired, or of the last
-        file by name.
+        """Return whether entry 1 may have the time difference ``diff``. In a rolled file, the
+        difference counts from the end time of the previous file, which may have expired, or of the
+        last file by name (index.md §7).
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
@@ -209,7 +209,9 @@ class KeyCheck:
         self.tally.actual += taken
 
     def finish(self, end: int | None) -> None:
-        """Record the entries before physical offset ``end`` (None: all) that are not paired."""
+        """Record as unmatched the remaining entries that point before physical offset ``end``
+        (None: all remaining entries).
+        """
         none = np.zeros(0, np.int64)
         limit = (1 << 63) - 1 if end is None else end
         before = -1
