@@ -1,8 +1,9 @@
-"""Compacted topics of 5.1+: a log and a sparse queue in pairs of files (timer-and-others-5x.md §2).
+"""Checks of compacted topics (5.1+), which consist of pairs of a log file and a sparse queue file
+(timer-and-others-5x.md §2).
 
-A record of this log is a commitlog record whose physical offset is its position in this log, so the
-same scan validates it. Working folders, ``.delete`` files and holes between files are left by a
-compaction and are legal.
+A record in such a log is a commitlog record whose physical offset is its position in this log, so
+the same scan validates it. A compaction leaves working folders, ``.delete`` files and holes between
+files; these are legal.
 """
 
 from __future__ import annotations

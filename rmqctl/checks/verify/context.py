@@ -62,8 +62,7 @@ class StartRepairs(NamedTuple):
         return f"; {' or '.join(self.by)} {action} at startup, {' or '.join(self.not_by)} does not"
 
     def index_words(self, action: str) -> str:
-        """Return `words` for an index finding, with the number of entries that the startup loses.
-        """
+        """Return `words` for an index finding, with the number of entries that a startup loses."""
         words = self.words(action)
         if words and self.entries_lost:
             count = self.entries_lost
@@ -98,8 +97,7 @@ class Context:
     loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     at_start: Starts | None = None
-    """Prediction of the next startup, used if entries are missing; None while a broker is running.
-    """
+    """Prediction of the next startup, used if entries are missing; None while a broker runs."""
 
     def __post_init__(self) -> None:
         holes = [(span.offset, span.end) for span in self.result.spans]
@@ -161,8 +159,8 @@ class Context:
 
     @cached_property
     def rowless(self) -> set[int]:
-        """Return physical offsets of messages that have no entry of their own if the queue has no
-        further entries.
+        """Return the physical offsets of messages whose entry in an ordinary queue (not a light
+        queue) is missing or empty.
         """
         return {claim.physical_offset for (topic, _), tally in self.result.queues.items()
                 if not topic.startswith(props.LMQ_PREFIX)
@@ -170,7 +168,9 @@ class Context:
 
     @cached_property
     def default_delays(self) -> bool:
-        """Return whether any delayed message has the due time of the default delay table."""
+        """Return whether the entry of any delayed message has the due time of the default delay
+        table.
+        """
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 

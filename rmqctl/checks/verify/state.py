@@ -45,7 +45,7 @@ class VerifiedEnd:
     anchor_end: int | None = None
 
     def holds(self, store: Store) -> bool:
-        """Return whether this is still the store for which the position was saved."""
+        """Return whether the log still contains the position and the last record before it."""
         if not store.log.min_offset <= self.position <= store.log.end:
             return False
         if self.anchor is None or self.anchor < store.log.min_offset:
@@ -56,8 +56,8 @@ class VerifiedEnd:
 
 def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> VerifiedEnd:
-    """Return the position before which nothing has to be checked again: before the first problem in
-    the log.
+    """Return the position at which the next run has to start: the first problem in the log, or the
+    end of the log if the store has no problem.
 
     ``before``: the position at which this run began. ``last_record``: start and end of the last
     record that this run read.
@@ -76,7 +76,7 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
 
 
 def load(path: str, root: str) -> VerifiedEnd | None:
-    """Return the position saved by the last run on this store; None without a usable position."""
+    """Return the position saved by the last run on this store; None if missing or unusable."""
     try:
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)

@@ -32,11 +32,11 @@ IN_BASELINE = "known"
 IsKnown = Callable[[Finding], bool]
 DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
                     "physical-offset", "zero-gap", "torn-tail"})
-"""Findings about bytes of the log that were messages."""
+"""Categories of findings about bytes of the log that were part of messages."""
 
 
 class Covering(Protocol):
-    """Type of the coverage of a run: what was checked, in numbers."""
+    """Type of the coverage of a run: numbers of what was checked."""
 
     def as_dict(self) -> Mapping[str, Any]: ...
 
@@ -46,17 +46,18 @@ C = TypeVar("C", bound=Covering)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult(Generic[C]):
-    """The result. ``findings``: the first findings; ``counts``: number of all findings by
-    (category, severity).
+    """The result of a verify run. ``findings``: the first findings. ``counts``: number of all
+    findings by category and severity.
 
     Findings in the baseline (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` includes
     them with the severity `KNOWN`.
 
-    ``pieces``: how many pieces of the log were read, None for all of it. ``tier``: coverage of a
-    tier in the store, by name; None if none was checked. ``not_judged``: requested structures in an
+    ``pieces``: number of pieces of the log that were read (None: the whole log). ``tier``: coverage
+    of the store's tier (None: no tier was checked). ``not_judged``: requested structures in an
     unsupported form, with the reason. ``damaged_from``, ``damaged_to``: store times (ms) of the
-    messages before and after all damage in the log; None without damage. ``already_lost``: messages
-    that the store has lost (`rmqctl.checks.losses`), None if only a part of it was read.
+    messages before and after all damage in the log; None if unknown or the log has no damage.
+    ``already_lost``: number of messages that the store has lost (`rmqctl.checks.losses`); None if
+    only a part of the store was read.
     """
 
     root: str
@@ -96,7 +97,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def next(self) -> str | None:
-        """Return the next command, a read-only one if possible; None without a problem."""
+        """Return the command to run next (read-only if possible); None if no problem has one."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",
@@ -106,10 +107,11 @@ class VerifyResult(Generic[C]):
 
     @property
     def impact(self) -> dict[str, Any] | None:
-        """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None
-        without an effect. Also ``rows``, which point to no message, and damaged ``bytes`` of the
-        log. ``messages``: messages without an entry in their queue, and damaged records.
-        ``topics``: number of affected messages and entries of each topic.
+        """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None if
+        there is no problem. ``messages``: number of messages without an entry in their queue and of
+        damaged records. ``topics``: number of affected messages and entries of each topic. Added
+        fields: ``rows``, the number of entries that point to no message, and ``bytes``, the number
+        of damaged bytes of the log.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -130,8 +132,8 @@ class VerifyResult(Generic[C]):
 
     @property
     def concerned(self) -> Phrase | None:
-        """Return one line on the effect of the findings: messages and entries, by topic and time;
-        None without an effect.
+        """Return one line on the effect of the findings: affected messages and entries, topics and
+        times; None if nothing is affected.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -196,8 +198,8 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the findings on entries that point to no message, which have the severity info if
-        the log is damaged.
+        """Return the problems, and the findings for entries of lost messages, whose severity is
+        only info.
         """
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
@@ -233,14 +235,14 @@ class VerifyResult(Generic[C]):
 
 
 def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
-    """Return how many messages or entries the findings of these categories are about."""
+    """Return the number of messages or entries that the findings of these categories count."""
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
 def first_findings(findings: Iterable[Finding], most: int,
                    is_known: IsKnown | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
-    """Return (the first ``most`` findings, the number of all findings by category and severity).
+    """Return the first ``most`` findings, and the number of all findings by category and severity.
     Known findings are only counted.
     """
     first: list[Finding] = []
@@ -283,7 +285,9 @@ def verdict(run: Verification, most: int,
 
 
 def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:
-    """Return the range of store times (ms) of the messages that are `around`."""
+    """Return the store times (ms) of the messages just before and just after physical offsets
+    ``[start, end)``; see `around`.
+    """
     before, after = around(store, start, end)
     return (None if before is None else before.store_timestamp,
             None if after is None else after.store_timestamp)

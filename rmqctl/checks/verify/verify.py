@@ -1,7 +1,8 @@
 """verify: checks of everything in a store that can be checked, as a stream of findings.
 
 The log pass reads every byte of the log once and compares each message with consume queues and
-index; left-over entries are explained afterwards. Small structures have their own checks.
+index; entries that match no message are explained afterwards. Small structures have their own
+checks.
 """
 
 from __future__ import annotations
@@ -47,26 +48,30 @@ _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
 _WITHOUT_LOG = frozenset({"config", "store"})
 """Structures that can be checked without reading the log."""
 _BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
-"""Categories of findings after the end of a log that a repair truncated in the same way as a
-broker.
+"""Categories of findings about data beyond the end of a log that a repair truncated as a broker
+does.
 """
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
-"""The ``--only`` value that selects the check of file names and sizes of a structure."""
+"""For each structure with files, the ``--only`` value that selects the check of their names and
+sizes.
+"""
 
 
 @dataclass(slots=True)
 class VerifyOptions:
-    """Options of a run. ``only``: structures to check (None: all). ``jobs``: threads for the log
-    pass.
+    """Options of a run. ``only``: structures to check (None: all). ``jobs``: number of threads for
+    the log pass. ``ranges``: number of ranges that the log is split into for these threads (None:
+    automatic).
 
-    ``ranges``: the number of pieces that the log is cut into for them (None: automatic).
-    ``sample``: check this share (0…1) of the log, in pieces chosen by ``seed``; ``since``: from
-    this physical offset on; ``part``: only these physical offsets ``[start, end)``; either start
-    must be a frame border. In all three cases entries are only compared with the part that was
-    read. ``profile``: also profile the log by time and position. ``release``: release of the
-    assumed broker (None: of the broker that wrote the store).
+    Three options restrict the run to a part of the log. ``sample``: check this share (0…1) of the
+    log, in pieces chosen by ``seed``. ``since``: check the log from this physical offset on.
+    ``part``: check only these physical offsets, ``[start, end)``. The start must be a frame border.
+    Entries are then only compared with the part of the log that was read.
+
+    ``profile``: also profile the log by time and position. ``release``: release of the assumed
+    broker (None: the release that wrote the store).
     """
 
     only: frozenset[str] | None = None
@@ -89,9 +94,9 @@ class Coverage:
     """Bytes of the commitlog by kind; the first four add up to ``bytes_total``.
 
     ``messages_undecided``: intact records that may be messages or part of a body, and stale
-    records. ``messages_replaced``: messages that a repair put in place of lost ones, or kept
-    damaged. ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
-    ``discarded``: the undecided records among these.
+    records. ``messages_replaced``: messages that a repair wrote in place of lost messages, or kept
+    although they are damaged. ``messages_lost_in_repairs``: messages and undecided records that
+    repairs dropped. ``discarded``: the undecided records that repairs dropped.
     """
 
     bytes_total: int = 0
@@ -109,7 +114,7 @@ class Coverage:
     discarded: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """Return the JSON object; ``messages_undecided`` includes what a repair discarded."""
+        """Return the JSON object; ``messages_undecided`` includes the records in ``discarded``."""
         values: dict[str, int] = {name: getattr(self, name) for name in self.__slots__}
         values["messages_undecided"] += values.pop("discarded")
         return values
@@ -117,10 +122,11 @@ class Coverage:
 
 @dataclass(slots=True)
 class Verification:
-    """A run. ``coverage`` and ``checked`` are complete after `findings` has been iterated to its
-    end.
+    """A run of `verify`. ``coverage`` and ``checked`` are complete after `findings` has been
+    iterated to its end.
 
-    ``progress`` receives bytes of the log, ``phase`` the name of each step after the log pass.
+    ``progress`` receives the number of bytes read since the last call, ``phase`` the name of each
+    step after the log pass.
     """
 
     store: Store
@@ -137,7 +143,7 @@ class Verification:
     not_judged: dict[str, str] = field(default_factory=dict)
     phase: Callable[[str], None] | None = None
     seen: RangeResult | None = None
-    """Results of the pass, if the whole log was read and compared."""
+    """Results of the log pass; None if it did not read the whole log or compare all structures."""
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
     _at_start: AtStart = field(init=False)
 
@@ -147,13 +153,13 @@ class Verification:
 
     @property
     def settled(self) -> bool:
-        """Return whether the store has no problem, without counting on a broker startup to repair
-        any.
+        """Return whether the store has no problem, not even one that the next broker startup
+        repairs.
         """
         return self.ok and not self._at_start.relied_on
 
     def _parts(self) -> list[ranges.VerifyRange] | None:
-        """Return the ranges of the log to read; None for all of it."""
+        """Return the ranges of the log to read; None for the whole log."""
         options, log = self.options, self.store.log
         if options.part is not None:
             return [ranges.VerifyRange(*options.part, False)]
@@ -181,8 +187,8 @@ class Verification:
             yield with_advice if mends else with_advice.with_next(None)
 
     def _judged(self) -> Iterator[Finding]:
-        """Yield all findings; for an index file that the next startup discards, only one of each
-        category.
+        """Yield all findings; for an index file that the next startup discards, only one finding of
+        each category.
         """
         for structure, findings in groupby(self._all(), key=attrgetter("structure")):
             if structure != "index" or self.store.lock.held:
@@ -266,7 +272,9 @@ class Verification:
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
-        """Yield structures that are not checked, and findings on which of two formats is used."""
+        """Yield findings for structures that are not checked, and the notes on which of two forms
+        of the consume queues is used.
+        """
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_judged.items():
             by_reason.setdefault(reason, []).append(name)
@@ -364,7 +372,7 @@ class Verification:
                 yield from index_findings(context)
 
     def _entries(self, context: Context) -> Iterator[Finding]:
-        """Yield the faults of the entries of a DLedger log."""
+        """Yield the findings for the entries of a DLedger log."""
         if context.result.entries is not None:
             from rmqctl.checks.verify.log.entries import entry_findings
 
@@ -416,7 +424,7 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
 
 
 def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
-    """Return structures of ``--only`` that cannot be checked in the layout of the store, with the
+    """Return the requested structures that cannot be checked in the layout of the store, with the
     reason.
     """
     unread = dict(store.layout.unread)
@@ -429,8 +437,8 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
 def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool,
                  release: str | None = None) -> Iterator[Finding]:
-    """Return the checks in the order of the structures. ``context``: None if the log was not
-    read.
+    """Yield the findings of the checks of small structures, in the order of `STRUCTURES`.
+    ``context``: results of the log pass (None: the log was not read).
     """
     for finding in files.check(store):
         if wants(_SEQUENCES.get(finding.structure, "store")):

@@ -1,1 +1,1 @@
-"""The index compared with the keys of the log, and each index file by itself."""
+"""Checks of the index against the keys in the log, and of the structure of each index file."""

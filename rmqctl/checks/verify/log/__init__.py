@@ -1,1 +1,1 @@
-"""The pass over the log, in ranges, and the findings about the log itself."""
+"""The pass over the log, split into ranges, and the findings about the log itself."""

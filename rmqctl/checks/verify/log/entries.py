@@ -42,8 +42,9 @@ class EntryFault(NamedTuple):
 
 @dataclass(slots=True)
 class EntryTally:
-    """Entries of a range of the log, in order. ``loose``: the last entry is followed by bytes that
-    are not an entry, so indexes may be missing there.
+    """Entries of a range of the log, in order. ``loose``: whether bytes that are not an entry
+    follow the last entry, so that entry indexes may be skipped. ``first_loose``: whether such bytes
+    precede the first entry.
     """
 
     first: ChainLink | None = None
@@ -70,7 +71,7 @@ class EntryTally:
                 self.passed()
 
     def passed(self) -> None:
-        """Record bytes that are not an entry."""
+        """Record that bytes that are not an entry follow."""
         self.first_loose |= self.first is None
         self.loose = True
 
@@ -101,7 +102,7 @@ class EntryTally:
             self._units(units, index, term, pos, size)
 
     def _follow(self, link: ChainLink) -> None:
-        """Continue the chain with the entry after the last one."""
+        """Record a fault if an entry does not continue the chain after the last entry."""
         last = self.last
         if last is not None and (link.term < last.term or (
                 link.number <= last.number if self.loose else link.number != last.number + 1)):
@@ -132,8 +133,8 @@ class EntryTally:
             self.unlisted += 1
 
     def merge(self, other: EntryTally, adjacent: bool) -> None:
-        """Add the tally of the next range; ``adjacent``: there are no bytes between the
-        two ranges.
+        """Add the tally of the next range. ``adjacent``: whether that range starts where this range
+        ends.
         """
         if other.first is not None:
             self.loose |= other.first_loose or not adjacent
@@ -149,8 +150,8 @@ class EntryTally:
 
 def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
                    whole: bool) -> Iterator[Finding]:
-    """Yield the findings. ``log_end``: the physical offset after the last message; ``whole``: the
-    end of the log was read.
+    """Yield the findings for the entries of a DLedger log. ``log_end``: the physical offset after
+    the last message. ``whole``: whether the end of the log was read.
     """
     named: dict[str, int] = {}
     # Entries that do not fit, and those that the index does not point to.

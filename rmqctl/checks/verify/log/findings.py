@@ -34,7 +34,9 @@ _GAP = "zeros to the end of the file, but the log continues in a later file"
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
-    """Yield damage in physical order, then the truncated end of the log."""
+    """Yield the findings for damage in physical order, then the finding for a truncated end of the
+    log.
+    """
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context),
@@ -82,8 +84,9 @@ def _ended_by_a_start(context: Context) -> int | None:
     """Return the offset at which a broker truncated the log at its last startup, according to the
     checkpoint; None if unknown.
 
-    A 5.x broker records the start of the message before the end, a 4.x broker its store time (after
-    a clean shutdown). Later damage to the next message looks the same.
+    A 5.x broker records the start of the last message before this offset, a 4.x broker the store
+    time of that message (after a clean shutdown). If the next message is damaged later, the
+    checkpoint looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:
@@ -98,8 +101,8 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Return whether several entries point beyond the end of the log; a single entry may itself be
-    wrong.
+    """Return whether an index entry also points beyond the end of the log; a single consume queue
+    entry that does so may itself be wrong.
     """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
@@ -145,15 +148,15 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
 
 
 def _damage(context: Context) -> list[tuple[int, int]]:
-    """Return the damaged spans, physical ``[start, end)``, ascending."""
+    """Return the damaged spans of the log as ascending physical offsets ``[start, end)``."""
     result = context.result
     return sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
                    *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield records near damage that have no entry, so that only their store times suggest that
-    they are stale.
+    """Yield findings for records near damage that no entry points to, so that only their store
+    times suggest that they are stale.
     """
     with suppress(StoreIOError):  # already reported for that file
         for records in unclear_in_log(context.store.log, [
@@ -165,8 +168,8 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Yield intact records that entries and index contradict: near messages whose entry points
-    elsewhere, or where entries point to different messages.
+    """Yield findings for intact records that consume queues and index contradict. Such records are
+    searched near messages whose entry points elsewhere, and where unmatched entries point to.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(
@@ -217,7 +220,7 @@ def _bad_records(context: Context) -> Iterator[Finding]:
 
 
 def _without_crc(context: Context) -> Iterator[Finding]:
-    """Yield messages without the appended CRC that other messages have."""
+    """Yield findings for messages without the appended CRC that other messages have."""
     for run in context.result.seals.suspicious():
         yield Finding(
             "property-crc-missing", "commitlog",
@@ -257,7 +260,7 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
 
 
 def _headers(context: Context) -> Iterator[Finding]:
-    """Yield fields of intact records whose values no broker can have written."""
+    """Yield findings for header fields of intact records with values that no broker writes."""
     headers = context.result.headers
     headers.settle()
     single = 0

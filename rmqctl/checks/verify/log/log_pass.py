@@ -45,7 +45,7 @@ UNREADABLE = "(unreadable)"
 
 
 class LogPass:
-    """The check of one source range after another; `result` accumulates the results."""
+    """The check of a range of the log, file by file; `result` accumulates the results."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  start: int,
@@ -76,8 +76,8 @@ class LogPass:
             self._units = UnitReader(indexed[0]) if len(indexed) == 1 else None
 
     def _start(self, first: int) -> None:
-        """Open the index at the first frame, which may start after the cut if the walk had to
-        resynchronize.
+        """Open the index at the first frame, which may be after the start of the range if the scan
+        had to resynchronize.
         """
         self._started = True
         self.result.first = first
@@ -86,7 +86,9 @@ class LogPass:
             self._sound.start(self._messages.keys)
 
     def passes(self, file: StoreFile) -> Sound | None:
-        """Return the check that runs inside a scan of a file, if any."""
+        """Return the fast check that a scan of this file calls; None if the file needs a full
+        check.
+        """
         return None if self._sound is None or file.head else self._over
 
     def _over(self, data: Array, base: int, at: int, end: int) -> int:
@@ -100,7 +102,7 @@ class LogPass:
         return reached
 
     def run(self, file: StoreFile, walk: TolerantWalk) -> None:
-        """Process a scan: all frames of one file's range."""
+        """Process all frames that the scan ``walk`` yields of one file."""
         self.result.position = file.base + walk.position
         for item in walk:
             if not self._started:
@@ -119,8 +121,8 @@ class LogPass:
             self.result.shrunk.append(file.path)
 
     def _hold(self, batch: Batch) -> None:
-        """Process small files together: column operations cost about the same for few messages as
-        for many.
+        """Collect small batches and process them together: column operations cost about the same
+        for few messages as for many.
         """
         is_small = len(batch.data) <= _SMALL and self.result.entries is None and (
             len(batch) > 0 or bool(self._held))
@@ -149,7 +151,7 @@ class LogPass:
             self.result.profile.fill(DAMAGED, span.offset, span.end)
 
     def finish(self, *, last: bool) -> RangeResult:
-        """Compare pending messages. ``last``: no message of the log follows."""
+        """Compare pending messages. ``last``: whether the range is the last of the log."""
         if not self._started:
             self._start(self.result.first)
         self._take_held()
@@ -286,8 +288,8 @@ class LogPass:
 
 
 class CheckedBatch(NamedTuple):
-    """The messages of a batch. ``topic``: number of each message's topic. ``ok``: False if a
-    checksum failed. ``sealed``: whether each message has an appended CRC.
+    """The messages of a batch. ``topic``: number of each message's topic. ``ok``: whether each
+    message passed the checks. ``sealed``: whether each message has an appended CRC.
     """
 
     batch: Batch
@@ -323,7 +325,7 @@ class MessageChecks:
                 entries.close()
 
     def finish(self, end: int | None) -> None:
-        """Finish the comparison. ``end``: the end of the range, None for the end of the log."""
+        """Finish the comparison. ``end``: the end of the range (None: the end of the log)."""
         self.rows.flush()
         self.result.queues = self.rows.tallies
         if self.keys is not None:
@@ -348,9 +350,10 @@ class MessageChecks:
         self._count_doubtful(part, checked)
 
     def _count_doubtful(self, part: CheckedBatch, checked: Array) -> None:
-        """Add the bytes of intact records that no other structure of this store confirms.
+        """Count the bytes of intact records that no other structure of this store confirms.
 
-        ``checked``: bytes of each record's properties that were compared with queue or index.
+        ``checked``: for each record, the number of bytes of its properties that were compared with
+        a consume queue or the index.
         """
         loose = part.ok & ~part.sealed
         count = int(loose.sum())
@@ -388,10 +391,10 @@ class MessageChecks:
                      skipped: bool = False) -> None:
         """Add additional expected entries, some of which may legally be missing.
 
-        A 5.x broker gives queue offsets to messages of some topics that it then does not dispatch
+        A 5.x broker assigns queue offsets to messages of some topics without dispatching them
         (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
-        them. If the broker of this store may not write such entries at all, none counts as missing.
-        A list of queues that is too short for the broker (``skipped``) adds no entries either.
+        them. No such entry counts as missing if the broker of this store may not write any of them,
+        or if the broker ignores the message's list because it is too short (``skipped``).
         """
         message, names, offsets = further
         if not len(message):

@@ -1,8 +1,9 @@
 """The log pass over a whole log: in one piece, or cut into ranges for several threads.
 
-A range starts at the first provable record at or after its cut; the range before it must end
-exactly there. If it does not (because of a forged record inside a body, for example), the second
-range is read again from the true boundary, so the result never depends on the number of threads.
+A range starts at the first provable record at or after the cut; the previous range must end exactly
+at the start of this record. If it does not (because of a forged record inside a body, for example),
+the later range is read again from the true boundary, so the result never depends on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class VerifyRange:
-    """Physical offsets ``[start, end)``; ``resync``: the start may be inside a record."""
+    """Physical offsets ``[start, end)``. ``resync``: whether the start may be inside a record."""
 
     start: int
     end: int
@@ -47,9 +48,9 @@ class VerifyRange:
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE,
           used: Sequence[int] | None = None) -> list[VerifyRange]:
-    """Return at most ``parts`` ranges of about equal bytes over all files of the log. With
-    ``used``, the starts of the zeros at the end of each file, only the bytes before them count, so
-    that each range has data.
+    """Split all files of the log into at most ``parts`` ranges of about equal size. ``used``: for
+    each file, the position of the zeros at its end; if given, only the bytes before these zeros
+    count, so that each range contains data.
     """
     files = [file for file in store.log.files if file.size]
     sizes = [file.size if used is None else used[number]
@@ -71,8 +72,8 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
 
 
 def _used(store: Store) -> list[int]:
-    """Return the start of the zeros at the end of each file, so that these zeros are read only
-    once.
+    """Return, for each file, the position of the zeros at its end, so that these zeros are read
+    only once.
     """
     ends = []
     for number, file in enumerate(store.log.files):
@@ -86,7 +87,7 @@ def _used(store: Store) -> list[int]:
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               part: VerifyRange, last: bool,
               progress: Progress | None = None) -> RangeResult:
-    """Check one range in this process. ``first`` of the result is the start of its first frame."""
+    """Check one range in this process. ``first`` of the result: start of its first frame."""
     malloc_tuning.keep_freed_memory()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
@@ -127,7 +128,7 @@ def _worker(job: _PassJob, part: VerifyRange, shared: _SharedProgress | None = N
 
 
 class _SharedProgress:
-    """Progress of several threads: each range reports its bytes when they are done."""
+    """Progress of several threads, which report the bytes of their ranges as they check them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -154,8 +155,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
     """Check the whole log with ``jobs`` threads or a ``pool``. ``progress`` is called by any of the
-    threads, one at a time. ``count``: the number of ranges.
-    Raises: StoreIOError of any range.
+    threads, one at a time. ``count``: number of ranges (None: automatic).
+    Raises: StoreIOError.
     """
     # The pieces, about four for each thread.
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
@@ -197,9 +198,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
 
 
 def _seam(store: Store, position: int) -> int:
-    """Return the start of the next frame after ``position``; in a hole, the start of
-    the next file.
-    """
+    """Return ``position``, or the start of the next file if ``position`` is in no file."""
     if store.log.file_of(position) is not None:
         return position
     later = [file.base for file in store.log.files if file.base >= position]
@@ -207,7 +206,7 @@ def _seam(store: Store, position: int) -> int:
 
 
 PIECE = 64 << 20
-"""Bytes of one piece of a sampled log."""
+"""Size in bytes of one piece of a sampled log."""
 
 
 def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
@@ -241,8 +240,8 @@ def _unused(store: Store, part: VerifyRange) -> bool:
 def run_parts(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               parts: list[VerifyRange],
               progress: Progress | None = None) -> RangeResult:
-    """Check only some ranges of the log, one after the other, without conclusions about
-    the gaps.
+    """Check only some ranges of the log, one after the other, without conclusions about the bytes
+    between them.
     """
     total: RangeResult | None = None
     for part in parts:

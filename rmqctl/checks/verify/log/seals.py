@@ -1,7 +1,7 @@
-"""Messages without an appended CRC among messages that have one (spec: commitlog.md §5.4).
+"""Search for messages without an appended CRC among messages that have one (commitlog.md §5.4).
 
-A broker appends it to every message while enabledAppendPropCRC is on. So a few messages without a
-CRC are suspicious; many show that the option was off for a time.
+A broker appends a CRC to every message while enabledAppendPropCRC is on. So a few messages without
+a CRC are suspicious; many messages without a CRC show that the option was off for a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_SUSPICIOUS = 3
-"""Maximum length of a run of messages without an appended CRC that is suspicious: longer runs may
-be due to a restart with another setting.
+"""Maximum number of messages in a suspicious run of messages without an appended CRC: longer runs
+may be due to a restart with another setting.
 """
 MAX_LISTED = 1000
 
@@ -31,8 +31,9 @@ class UnsealedRun(NamedTuple):
 
 @dataclass(slots=True)
 class Seals:
-    """Runs in log order: the run before the first message with an appended CRC, runs between two
-    such messages (the first `MAX_LISTED`), and the run after the last such message.
+    """Runs of messages without an appended CRC, in log order: the run before the first message with
+    a CRC, runs between two messages with a CRC (the first `MAX_LISTED`), and the run after the last
+    message with a CRC. ``sealed``: whether any message has a CRC.
     """
 
     sealed: bool = False
@@ -41,7 +42,7 @@ class Seals:
     behind: UnsealedRun | None = None
 
     def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
-        """Add the next messages, by column; messages that are not ``ok`` do not count."""
+        """Add the next messages, by column; messages that are not ``ok`` are ignored."""
         lacking = ok & ~sealed
         if not lacking.any():
             self._seal(bool(sealed.any()))
@@ -61,7 +62,9 @@ class Seals:
                                        len(part)))
 
     def add_run(self, run: UnsealedRun, *, sealed: bool) -> None:
-        """Add the next messages, all of which have an appended CRC, or none of which has one."""
+        """Add the next messages. ``sealed``: whether all of them have an appended CRC; else none
+        has one.
+        """
         if sealed:
             self._seal(True)
         else:
@@ -77,7 +80,7 @@ class Seals:
             self.behind = other.behind
 
     def suspicious(self) -> Iterator[UnsealedRun]:
-        """Yield the runs that a change of the broker's setting does not explain."""
+        """Yield the runs that are too short to be explained by a change of the broker's setting."""
         last = [self.behind] if self.behind is not None else []
         yield from (run for run in [*self.between, *last] if run.messages <= MAX_SUSPICIOUS)
 

@@ -1,8 +1,8 @@
-"""Skipping of messages that agree with everything in the store, in one loop of the kernel.
+"""Fast check in the compiled kernel, which skips messages that agree with everything in the store.
 
-The loop ends at the first message that does not agree, or that needs another check: the pass by
-column (`log_pass`) continues there. The messages skipped by then are a *run*, whose numbers are
-added to the results like those of a batch.
+Its loop ends at the first message that does not agree, or that needs another check; the pass by
+column (`log_pass`) continues at this message. The messages skipped before it are a *run*, whose
+totals are added to the results like the totals of a batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 1 << 18
-"""Maximum number of units of consume queues in memory."""
+"""Maximum number of consume queue entries in memory."""
 _MIN_READ, _MAX_READ = 64, 1 << 13
 """Minimum and maximum number of entries of a queue that are read at once."""
 _ENTRIES_HELD = 1 << 15
@@ -38,7 +38,7 @@ _MAX_QUEUE_ID = 1 << 12
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
 _SHORT = 256
-"""Minimum number of messages of a run: closing a shorter run costs more than checking by column."""
+"""Minimum number of messages in a run: ending a shorter run costs more than checking by column."""
 
 
 class SoundPass:
@@ -72,8 +72,8 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Return (number of the first entry of each file, followed by the number after the last
-        entry; begin time of each file).
+        """Return the numbers of the first entry of each index file, followed by the number after
+        the last entry of all; and the begin time of each file.
         """
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)
@@ -81,7 +81,7 @@ class SoundPass:
 
     @property
     def waiting(self) -> int:
-        """Return the number of messages waiting to be counted."""
+        """Return the number of skipped messages that are not counted yet."""
         return self._get("messages") + self._get("bad")
 
     def _get(self, name: str) -> int:
@@ -92,7 +92,9 @@ class SoundPass:
             self._state[self._at[name]] = value
 
     def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Return the offset up to which records are sound, as a callback for `Walk.sound`."""
+        """Skip sound records and return the offset after the last of them (a callback for
+        `Walk.sound`).
+        """
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
@@ -122,7 +124,7 @@ class SoundPass:
                 return self._get("at")
 
     def _begin(self) -> None:
-        """Begin a run at the end of the last comparison by column."""
+        """Begin a run where the last comparison by column ended."""
         if self._keys is not None:
             position = self._keys.position
             starts = self._of_index[0]
@@ -134,7 +136,7 @@ class SoundPass:
     # -- what the kernel asks for ---------------------------------------------------------------
 
     def _add_queue(self, topic: int, queue_id: int) -> bool:
-        """Add the queue; return whether there is space for it."""
+        """Add a queue to the tables; return False if its queue id is too large for them."""
         if queue_id >= _MAX_QUEUE_ID:
             return False
         first, count = self._topics.rows[topic, 1:3].tolist()
@@ -152,7 +154,9 @@ class SoundPass:
         return True
 
     def _read_units(self, number: int, offset: int) -> bool:
-        """Return whether the queue has a unit there, and load it with those after it."""
+        """Load the entry of a queue at queue offset ``offset`` and entries after it; return whether
+        this entry exists.
+        """
         key = self._rows.keys[number]
         # The same share for each queue, so that all fit.
         queues = max(len(self._rows.keys), len(self._rows.ends))
@@ -204,7 +208,9 @@ class SoundPass:
     # -- what it leaves -------------------------------------------------------------------------
 
     def settle(self, result: RangeResult) -> None:
-        """Count the run. The next message begins a new run or is checked by column."""
+        """Count the messages of the run, and end it: the next message begins a new run or is
+        checked by column.
+        """
         if not self.waiting:
             return
         self._keep_bad(result)
@@ -220,7 +226,7 @@ class SoundPass:
         self._set(messages=0)
 
     def _count(self, result: RangeResult, count: int) -> None:
-        """Count intact messages."""
+        """Count the intact messages of the run."""
         size, sealed = self._get("bytes"), bool(self._get("sealed"))
         first, end = self._get("first"), self._get("end")
         result.messages += count
@@ -239,7 +245,7 @@ class SoundPass:
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
     def _keep_bad(self, result: RangeResult) -> None:
-        """List messages with damaged bodies."""
+        """Record the messages of the run with damaged bodies."""
         rows = self._bad[:self._get("bad")].tolist()
         result.bytes_damaged += self._get("bad_bytes")
         self._set(bad=0, bad_bytes=0)

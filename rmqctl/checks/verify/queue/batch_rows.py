@@ -31,7 +31,7 @@ _PAGE = 1 << 15
 _MAX_SINGLE = 1000
 
 Wrong = tuple[str, str, str]
-"""A fault: (category, field, description)."""
+"""A fault of an entry: category of the finding, field, description."""
 
 
 def batch_expected(record: Record) -> tuple[int, int]:
@@ -111,7 +111,9 @@ class _BatchQueueCheck:
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
     def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
-        """Yield the entries of one file that are not zero; ``index``: their numbers in the file."""
+        """Yield the findings for entries of one file. ``rows``: the entries that are not all zeros.
+        ``index``: their numbers in the file.
+        """
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]
         for wrong, mask in self._alone(rows):
@@ -142,8 +144,8 @@ class _BatchQueueCheck:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Yield entries that point beyond the end of the log, one finding per run, and remove these
-        entries from ``good``.
+        """Yield a finding for each run of entries that point beyond the end of the log, and remove
+        these entries from ``good``.
         """
         ahead = good & (rows["physical_offset"] >= self._log_end)
         if not self._store.log.files:
@@ -161,8 +163,8 @@ class _BatchQueueCheck:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Yield entries whose order differs from the order of their messages, or that cover a queue
-        offset twice.
+        """Yield the faults of entries whose order differs from the order of their messages, or that
+        cover a queue offset a second time.
 
         Only entries without another fault are considered, so that one wrong number does not make
         other entries look wrong.
@@ -185,7 +187,9 @@ class _BatchQueueCheck:
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
     def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
-        """Compare the entries ``number`` with the messages that they point to."""
+        """Compare entries with the messages that they point to, and yield the faults. ``number``:
+        indices of these entries in ``rows``.
+        """
         if not self._store.log.files:
             return
         physical, first = np.unique(rows["physical_offset"][number].astype(np.int64),
@@ -239,12 +243,14 @@ class _BatchQueueCheck:
 
 
 Expected = list[tuple[int, int, int, int]]
-"""One tuple for each record, in log order: (physical offset, size, base offset, count)."""
+"""Records in log order: the physical offset, size in bytes, first queue offset and number of
+messages of each.
+"""
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Yield records of batch topics that no entry points to: between others, or after the last
-    entry.
+    """Yield findings for records of batch topics that no entry points to, between records with an
+    entry or after the last one.
     """
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
@@ -283,7 +289,7 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
 
 
 def _end(expected: Expected) -> int:
-    """Return the queue offset after the last record's last message."""
+    """Return the queue offset after the last message of the last record."""
     return max(base + count for _, _, base, count in expected)
 
 

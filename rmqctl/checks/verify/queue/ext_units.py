@@ -28,9 +28,9 @@ _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
 class ExtReader(Closing):
-    """The extension units of one queue, by the address in an entry's tags code.
+    """Reader of the extension units of one queue, by the address in an entry's tags code.
 
-    Reads a page at a time and caches the last page for neighbouring entries.
+    It reads a page at a time and caches the last page for neighbouring entries.
     """
 
     def __init__(self, store: Store, topic: str, queue: int) -> None:
@@ -41,7 +41,9 @@ class ExtReader(Closing):
         self._source: FileSource | None = None
 
     def place(self, address: int) -> tuple[str, int] | None:
-        """Return (file, position in the file) of an address; None outside the files."""
+        """Return the file that contains an address, and the position in this file; None if no file
+        contains it.
+        """
         if not layout.is_address(address):
             return None
         offset = layout.byte_offset(address)
@@ -51,8 +53,8 @@ class ExtReader(Closing):
         return self.files[number].path, offset - self.files[number].base
 
     def unit(self, address: int) -> UnitRecord | None:
-        """Return the unit at an address (a tags code with the top bit set); None without a complete
-        unit.
+        """Return the unit at an address (a tags code with the top bit set); None if no complete
+        unit is at the address.
         """
         place = self.place(address)
         if place is None:
@@ -70,8 +72,8 @@ class ExtReader(Closing):
             return None
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
-        """Return (position, last position at which a unit is certainly complete, bytes) of the page
-        that contains this position.
+        """Read a page that starts at this position of a file. Return its position, the last
+        position at which a unit is certainly complete, and its bytes.
         """
         if self._source is None or self._source.name != path:
             self.close()
@@ -108,7 +110,9 @@ def check(store: Store) -> Iterator[Finding]:
 
 
 def _addressed(store: Store, topic: str, queue_id: int) -> int:
-    """Return the offset after the start of the last unit that an entry of the queue points to."""
+    """Return the offset after the first byte of the last unit that an entry of the queue points to;
+    0 if the entries point to no unit.
+    """
     queue = store.queue(topic, queue_id)
     if queue is None:
         return 0
@@ -124,7 +128,9 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
 
 
 def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[Finding]:
-    """Check one file; units from ``end`` on are not checked (None: the end mark is required)."""
+    """Check the units of one file before position ``end`` (None: all units, and the end mark is
+    required).
+    """
     def tell(detail: str, position: int, length: int | None = None) -> Finding:
         return Finding("cq-ext", FOLDER, detail, file=file.path, offset=position, length=length,
                        topic=topic, queue_id=queue, next=_FIX)
@@ -166,13 +172,15 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
 
 
 class _Window:
-    """The sizes of units, read in large pieces."""
+    """Reader of the sizes of units, in large pieces of a file."""
 
     def __init__(self, source: FileSource) -> None:
         self._source, self._start, self._data = source, 0, b""
 
     def head(self, position: int) -> tuple[int, int]:
-        """Return (size, size of the bit map) of the unit at ``position``; zeros beyond the end."""
+        """Return the size of the unit at ``position`` and the size of its bit map, in bytes; zeros
+        beyond the end of the file.
+        """
         if not self._start <= position <= self._start + len(self._data) - HEAD_SIZE:
             self._start, self._data = position, self._source.read(position, _CHUNK)
             if len(self._data) < HEAD_SIZE:
@@ -185,10 +193,10 @@ class _Window:
         return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
     def way_on(self, position: int, *ways: int) -> int | None:
-        """Return the first size for which a unit or the end mark follows after ``position`` plus
-        this size.
+        """Return the first of the sizes ``ways`` for which a unit or the end mark is at
+        ``position`` plus this size.
 
-        Without such a size, return one after which the unused part follows; else None.
+        If no size fits, return the first for which the unused part follows; else None.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:
@@ -198,8 +206,8 @@ class _Window:
 
 
 def _next_used(source: FileSource, position: int) -> int | None:
-    """Return the first position from ``position`` on with a byte that is not zero; None if there is
-    none.
+    """Return the position of the first non-zero byte from ``position`` on; None if all bytes are
+    zero.
     """
     while position < source.size:
         position = source.next_data(position)

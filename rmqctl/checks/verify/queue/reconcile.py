@@ -1,7 +1,7 @@
 """Explanations of differences between log and consume queue: one category for each entry.
 
-Works on the tallies of the log pass: entries without a message (reverse direction), and messages
-whose entry differs (claims). Slow and exact, so only used for left-over entries and messages.
+The input is what the log pass could not match: entries without a message (reverse direction), and
+messages whose entry differs (claims). The explanation is exact but slow.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from rmqctl.scan.queue_reach import telling
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 MAX_SINGLE = 20_000
-"""Maximum number of left-over entries of a queue that are examined one by one; the rest
-is counted.
+"""Maximum number of unmatched entries of a queue that are examined one by one; further entries are
+only counted.
 """
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, pass "
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Minimum gap before the last message of a queue for which its queue offset counts as damaged."""
+"""Minimum number of queue offsets in a gap before the last message of a queue from which on the
+queue offset of this message counts as damaged.
+"""
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
-"""Minimum queue offset whose entry cannot be in any possible file."""
+"""First queue offset whose entry no file can contain."""
 
 
 class LeftOverRows:
-    """The left-over entries of one queue. ``end``: the queue offset after its last used entry."""
+    """Entries of one queue that match no message. ``end``: the queue offset after its last used
+    entry.
+    """
 
     def __init__(self, context: Context, queue: ConsumeQueue, tally: QueueTally | None,
                  end: int) -> None:
@@ -47,14 +51,14 @@ class LeftOverRows:
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
         self._impossible: list[tuple[int, int]] = []
-        """Runs of entries that point beyond the log to impossible positions: (first entry, how
-        many).
+        """Runs of entries that point beyond the log to impossible positions: the queue offset of
+        the first entry, and the number of entries.
         """
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
-        """Entries after a gap: first queue offset, number of messages, by how many positions they
-        are too early.
+        """Runs of messages after a gap in the queue offsets: first queue offset, number of
+        messages, and number of positions by which their entries are too early.
         """
         self._unseen = 0
 
@@ -112,8 +116,8 @@ class LeftOverRows:
 
     def _settle(self) -> None:
         """Distinguish entries of a light queue that are too early because the broker skipped queue
-        offsets from entries that are too early for another reason: the former are early by at most
-        the number of queue offsets skipped before them.
+        offsets from entries that are too early for another reason. Skipped queue offsets explain an
+        entry that is early by at most the number of queue offsets skipped before it.
 
         If the beginning of the log was not read, the number of skipped queue offsets is unknown.
         """
@@ -186,7 +190,9 @@ class LeftOverRows:
             self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
-        """Return whether this run has read the part of the log that an entry points to."""
+        """Return a boolean array: whether this run has read the part of the log that each entry
+        points to; True if it has read the whole log.
+        """
         parts = self.context.looked_at
         if parts is None:
             return True
@@ -223,11 +229,11 @@ class LeftOverRows:
 
 
 class QueueReconciler(LeftOverRows):
-    """The explanation of one queue."""
+    """Explanation of the differences between one queue and the log."""
 
     def findings(self) -> Iterator[Finding]:
-        """Prepare the queue. Call this for all queues first: an entry of one queue may explain a
-        message of another.
+        """Yield the findings for the queue. Call `prepare` of all queues before: an entry of one
+        queue may explain a message of another.
         """
         # Messages without their entry, or with another one.
         if self._is_switched:
@@ -313,13 +319,14 @@ class QueueReconciler(LeftOverRows):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Remove and report the claims of messages to which a broker gave a queue offset but no
-        entry.
+        """Remove and report the claims of messages to which a broker assigned a queue offset
+        without writing an entry.
 
-        5.x does so with enableLmq while enableMultiDispatch is off, and at its next start counts
-        from the end of the entries again. So a queue offset may belong to another message, which
-        has the entry. Without any entry, none is known to be missing only while enableMultiDispatch
-        is off: if it is on now, it may have been switched on later.
+        5.x does so if enableLmq is on and enableMultiDispatch is off. After a restart, it assigns
+        queue offsets from the end of the entries again, so the entry at such a queue offset may
+        belong to a later message. If there is no entry at this queue offset, it may be lost or was
+        never written, unless enableMultiDispatch is known to be off: a setting that is on now may
+        have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(
@@ -516,7 +523,7 @@ class QueueReconciler(LeftOverRows):
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
-        """Yield entries that do not belong to any claim of this queue."""
+        """Yield findings for entries that do not belong to any claim of this queue."""
         for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue
@@ -630,7 +637,7 @@ def _have(count: int) -> str:
 
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of ``[first, end)`` that no message's entry covers."""
+    """Yield the intervals of queue offsets in ``[first, end)`` whose entries match no message."""
     position = first
     for start, stop in merged(tally.covered if tally else []):
         if stop <= position:

@@ -27,8 +27,8 @@ STRUCTURE = "consumequeue"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Yield the findings for the database, if it can be opened; nothing if consume queues are in
-    files.
+    """Yield the findings for the consume queue database; nothing if it cannot be opened or the
+    consume queues are in files.
     """
     store = context.store
     database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
@@ -133,8 +133,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield queue offsets that have no entry, although adjacent ones have, and no message in the
-    log.
+    """Yield a finding for each run of queue offsets, between two entries, that have no entry and no
+    message in the log.
 
     ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """

@@ -28,19 +28,19 @@ QueueKey = tuple[str, int]
 MAX_LISTED = 100_000
 """Maximum number of differences of one run that are recorded one by one; the rest is counted."""
 TIME = "store_timestamp"
-"""The field of entries that record a store time."""
+"""Name of the field with the store time, in entries that have such a field."""
 _BLOCK = 1 << 17
 """Number of messages that are collected before queues are compared, so that each read covers many
 entries of a queue.
 """
 _BACK, _MAX_BACK = 1 << 12, 1 << 21
-"""Initial and maximum number of earlier entries in which the entry of a light queue's message is
-searched.
-"""
+"""Initial and maximum number of earlier entries that are searched for the entry of a message."""
 
 
 class Claim(NamedTuple):
-    """A message with an unexpected entry: its expected values, and those of the entry."""
+    """A message without its expected entry: the values of the expected entry. ``row``: physical
+    offset, size and tags code of the actual entry at this queue offset (None: no entry).
+    """
 
     queue_offset: int
     physical_offset: int
@@ -53,8 +53,8 @@ class Claim(NamedTuple):
 class QueueTally:
     """Results for the messages of one queue. Intervals are half-open, ascending and merged.
 
-    ``skipped``: queue offsets of a light queue that a broker gave to messages but did not dispatch.
-    ``shifted``: entries after such a gap.
+    ``skipped``: queue offsets of a light queue that a broker assigned to messages without
+    dispatching them. ``shifted``: runs of messages whose entries are too early in the queue.
     """
 
     messages: int = 0
@@ -65,8 +65,8 @@ class QueueTally:
     wrong_times: int = 0
     """Number of entries in RocksDB whose store time differs from that of their message."""
     first_wrong_time: tuple[int, int, int] | None = None
-    """The first such entry: its queue offset, the time (ms) in the entry, the time of
-    the message.
+    """The first such entry: its queue offset, its store time (ms), and the store time of its
+    message.
     """
     agreeing: int = 0
     unlisted: int = 0
@@ -75,14 +75,14 @@ class QueueTally:
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     without_queue: list[Claim] = field(default_factory=list)
-    """Intact messages of a queue that has no file; further such messages are counted in
-    `unnoted`.
-    """
+    """Intact messages, if the queue has no files; `unnoted` counts those beyond the limit."""
     unnoted: int = 0
     begun: int | None = None
-    """Queue offset at which the queue starts (`begun_at`), once determined."""
+    """Physical offset of the first message of the queue (`begun_at`), once determined."""
     earlier: tuple[int, int, int] = 0, 1 << 62, -1
-    """Messages of an earlier queue: their number, physical offsets of the first and the last."""
+    """Messages of an earlier queue with the same name: their number, and the physical offsets of
+    the first and the last message.
+    """
 
     @property
     def end(self) -> int:
@@ -96,7 +96,7 @@ class QueueTally:
             self.covered.append((start, end))
 
     def take_earlier(self, count: int, first: int, last: int) -> None:
-        """Count messages of an earlier queue."""
+        """Count messages of an earlier queue with the same name."""
         self.earlier = (self.earlier[0] + count, min(self.earlier[1], first),
                         max(self.earlier[2], last))
 
@@ -186,9 +186,9 @@ class ExpectedEntries:
                 self.flush()
 
     def skip(self, number: int, offset: int) -> None:
-        """Record a queue offset whose message may, but need not, have an entry.
+        """Record a queue offset whose message may or may not have an entry.
 
-        The entry itself is added like other entries, as ``damaged``, and is not counted.
+        The entry itself is added like other entries, but marked as ``damaged`` and not counted.
         """
         tally = self._tally(self.keys[number])
         if len(tally.skipped) < MAX_LISTED:
@@ -196,8 +196,8 @@ class ExpectedEntries:
         tally.messages -= 1
 
     def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
-        """Record that messages ``[least, behind)`` of a queue have matching entries; the first
-        message is at ``physical``. ``intact``: the queue offset after the last intact message.
+        """Record that the messages at queue offsets ``[least, behind)`` have matching entries; the
+        first message is at ``physical``. ``intact``: queue offset after the last intact message.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
@@ -312,8 +312,8 @@ class ExpectedEntries:
         self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
     def _units_agree(self, queue: ConsumeQueue, rows: ExpectedRows, address: Array) -> Array:
-        """Return a boolean array: whether the extension units have the messages' own tags code and
-        store time.
+        """Return a boolean array: whether the extension unit at each address has the tags code and
+        store time of the message.
         """
         if vfs.lacks(self.store.root, FOLDER):
             return np.ones(len(rows), bool)
@@ -345,8 +345,8 @@ class ExpectedEntries:
 
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
-        """Return a boolean array: whether messages belong to an earlier queue, before the first
-        message of this queue.
+        """Return a boolean array: whether each message belongs to an earlier queue with the same
+        name, that is, whether it is before the first message of this queue.
         """
         if tally.begun is None:
             tally.begun = begun_at(queue, self.store.log)
@@ -357,7 +357,7 @@ class ExpectedEntries:
         return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> Array:
-        """Return a boolean array: whether messages have an entry at an earlier position in their
+        """Return a boolean array: whether each message has an entry at an earlier position in its
         queue.
         """
         log_end = self.ends.get((queue.topic, queue.queue_id))
@@ -405,8 +405,8 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
 
 
 def _spread(rows: ExpectedRows) -> list[ExpectedRows]:
-    """Return parts with close queue offsets, so that no read consists mostly of
-    unneeded entries.
+    """Split expected entries into parts with close queue offsets, so that no read consists mostly
+    of unneeded entries.
     """
     span = int(rows.offset.max() - rows.offset.min())
     if span <= 4 * len(rows) + 4096:
@@ -436,7 +436,7 @@ class Shift(NamedTuple):
 
 
 def shifts(offset: Array, by: Array) -> Iterator[Shift]:
-    """Yield runs of the messages with these queue offsets and shifts."""
+    """Yield the runs of messages with consecutive queue offsets and the same shift ``by``."""
     borders = np.flatnonzero((np.diff(by) != 0) | (np.diff(offset) != 1)) + 1
     for start, end in zip([0, *borders.tolist()], [*borders.tolist(), len(by)], strict=True):
         yield Shift(int(offset[start]), end - start, int(by[start]))
@@ -445,8 +445,8 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
     """Find entries of messages at earlier positions of their queue, which ends at queue offset
-    ``end``. Return (a boolean array: which messages have such an entry, by how many positions each
-    of these is too early, the entries).
+    ``end``. Return a boolean array (whether each message has such an entry), the number of
+    positions by which each found entry is too early, and the found entries.
     """
     begin, units = _ahead(queue, end, offset, physical)
     none: Array = np.zeros(len(offset), bool)
@@ -462,8 +462,8 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """Return (queue offset, entries from this offset on), starting before the entry of the first
-    message.
+    """Return entries of a queue that may belong to the messages, from before the entry of the first
+    message on, with the queue offset of the first returned entry.
     """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK

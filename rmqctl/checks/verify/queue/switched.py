@@ -20,10 +20,11 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
-    """Return a boolean array: whether each message at ``places`` (physical offsets), without an
-    entry in light queue ``key``, was stored while multi-dispatch was on, that is, whether another
-    light queue has an entry for a message in the same gap between two entries of this queue, or
-    after its last.
+    """Return the physical offsets of the messages that were stored while multi-dispatch was on.
+
+    ``places``: physical offsets of messages without an entry in the light queue ``key``. Other
+    light queues show that multi-dispatch was on: they have an entry for a message in the same gap
+    between two entries of this queue, or after the last entry of this queue.
     Raises: StoreIOError.
     """
     if not places:

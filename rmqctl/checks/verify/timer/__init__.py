@@ -1,1 +1,1 @@
-"""Timer log, wheel and checkpoint, compared with each other and the commitlog."""
+"""Checks of the timer log, timer wheel and timercheck against each other and the commitlog."""

@@ -1,10 +1,10 @@
-"""Checks of the timer of 5.x: timer log, wheel and timercheck, each compared with the others and
+"""Checks of the timer of 5.x: timer log, wheel and timercheck, compared with each other and with
 the commitlog.
 
-spec: timer-and-others-5x.md §1. They are read in the reverse of the order in which a broker flushes
-them (timercheck, wheel, log), so that with a running broker a file is never older than the files
-that refer to it. A unit that points to no intact message is wrong, unless the consume queue of the
-timer topic has the same entry: then the message is damaged or missing in the commitlog.
+spec: timer-and-others-5x.md §1. These files are read in the reverse of the order in which a broker
+flushes them (timercheck, wheel, log), so that with a running broker a file is never older than the
+files that refer to it. A unit that points to no intact message is wrong, unless the consume queue
+of the timer topic has the same entry: then the message is damaged or missing in the commitlog.
 """
 
 from __future__ import annotations
@@ -44,19 +44,17 @@ _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _MAX_SINGLE = 1000
-"""Maximum number of units without a message that are examined one by one; the others are reported
-alike.
+"""Maximum number of units without a message for which the log is read at the unit's position; all
+further units are reported as pointing to no message.
 """
 _MAX_AHEAD = 1 << 20
-"""Number of entries of the consume queue that are read from the expected position of the first one
-on.
-"""
+"""Maximum number of consume queue entries that are searched for the messages of a page of units."""
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
     """Yield the findings for the timer. ``log_end``: the physical offset after the commitlog's last
-    record. ``in_damage``: whether an offset is in a damaged part of the log.
+    record. ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     records = TimerRecords(store, store.log.end if log_end is None else log_end, in_damage)
@@ -202,8 +200,8 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
 
 
 def _wrong(log: TimerLog, page: UnitPage) -> list[tuple[str, str, Array]]:
-    """Return (field, fault, boolean array of the units), in the order of the reports; each unit
-    occurs once.
+    """Return the possible faults of units in the order in which they are reported: field,
+    description, and a boolean array (whether each unit has the fault).
     """
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
@@ -235,7 +233,7 @@ def _tell(page: UnitPage, rows: Array, name: str, words: str,
 
 
 Wrong = tuple[int, str, str]
-"""A fault of a unit: (its number, field, description)."""
+"""A fault of a unit: number of the unit, field, description."""
 
 
 class TimerRecords:
@@ -393,8 +391,8 @@ def _due(properties: text.PropertySegments, count: int) -> Array:
 
 
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
-    """Return the first entry at or after ``physical`` in a sorted queue; in a damaged queue, any
-    entry.
+    """Return the queue offset of the first entry that points to ``physical`` or later; any queue
+    offset if the entries are not sorted.
     """
     low, high = queue.first_index, queue.disk_end
     while low < high:

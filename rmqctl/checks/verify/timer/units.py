@@ -1,4 +1,4 @@
-"""The timer log by column: positions of units, whether each is used, and the times of the units.
+"""Reading of the timer log by column: the position and time of each unit, and whether it is used.
 
 spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; if the remaining
 space is too small for a unit and an end mark, the end mark is at this position.
@@ -27,14 +27,14 @@ _PAGE = 1 << 14
 _LOW = 0xFFFFFFFF
 _USED, _SOUND = 1, 2
 _CACHE = 96 << 20
-"""Bytes of unit times that are kept to follow chains: 8 MB for a file of default size."""
+"""Maximum bytes of unit times in memory, for following chains: 8 MB for a file of default size."""
 
 
 @dataclass(slots=True)
 class UnitPage:
-    """Adjacent units of a file, with their positions in the stream.
+    """Adjacent units of a file, with their positions in the timer log.
 
-    ``used`` excludes positions that were never written.
+    ``used``: whether each position was ever written.
     """
 
     file: StoreFile
@@ -61,15 +61,13 @@ class TimerLog:
 
     @property
     def units_per_file(self) -> int:
-        """Return the number of unit positions in a file; an end mark must fit after the
-        last one.
-        """
+        """Return the number of unit positions in a file; the end mark must fit after them."""
         room = self.file_size - UNIT_SIZE - TAIL.size
         return room // UNIT_SIZE + 1 if room >= 0 else 0
 
     def is_place(self, position: Array) -> Array:
-        """Return a boolean array: whether a unit can start at each stream position (of any file,
-        expired or not).
+        """Return a boolean array: whether a unit can start at each position of the timer log (in
+        any file, expired or not).
         """
         inside = position % self.file_size
         mask: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
@@ -96,7 +94,7 @@ class TimerLog:
                 yield Finding("file-unreadable", "timer", str(error), file=file.path)
 
     def _last_used(self) -> int:
-        """Return the number of the last file with data; -1 without one."""
+        """Return the number of the last file with data; -1 if no file has data."""
         for number in range(len(self.files) - 1, -1, -1):
             try:
                 with FileSource(self.files[number].path) as source:
@@ -129,8 +127,8 @@ class TimerLog:
                 yield UnitPage(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Yield positions that were never written before the last unit (or before the end of the
-        file, if a file follows).
+        """Yield findings for positions that were never written although units follow them in this
+        file or, if ``followed``, in a later file.
 
         Garbage after zeros does not extend the log; a damaged unit after other units does.
         """
@@ -166,17 +164,17 @@ class TimerLog:
     # -- looking back -------------------------------------------------------------------------
 
     def time_of(self, units: Array) -> Array:
-        """Return the slots of the units: the low 32 bits of the time, counted in units of the
-        precision.
+        """Return the wheel slot time of each unit: the low 32 bits of its time divided by the
+        precision of the wheel.
         """
         times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
         return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
-        """Return (a boolean array: whether each unit is known, `time_of` for each unit) for stream
-        positions.
+        """Return, for positions of the timer log, a boolean array (whether each unit is known), and
+        `time_of` for each unit.
 
-        Units of the latest files read are known, except units passed to `forget`.
+        The units of the files read last are known, except units passed to `forget`.
         """
         is_known: Array = np.zeros(len(position), bool)
         out: Array = np.zeros(len(position), np.uint32)
@@ -189,7 +187,7 @@ class TimerLog:
         return is_known & (out != 0), out
 
     def forget(self, position: Array) -> None:
-        """Forget damaged units, all in one file."""
+        """Forget the times of damaged units, which are all in one file."""
         if len(position):
             number = self._number(int(position[0]))
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
@@ -202,7 +200,7 @@ class TimerLog:
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return a single unit, read separately; None if no unit is there."""
+        """Read a single unit of the timer log; None if no valid unit is at ``position``."""
         number = self._number(position)
         if number < 0:
             return None

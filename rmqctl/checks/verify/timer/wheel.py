@@ -2,8 +2,8 @@
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten in a later
 round of the wheel: a past slot whose units have expired is legal. The slot of a time points to its
-newest unit, and each unit to the previous unit. If two of them have different times, only the slot
-or unit that nothing else confirms is reported.
+newest unit, and each unit to the previous unit. If a slot or unit points to a unit with another
+time, only that one of the pair that nothing else confirms is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _MAX_KEPT = 1 << 17
 
 @dataclass(slots=True)
 class Wheel:
-    """The slots by column. ``sound``: slots that are used and have no fault themselves."""
+    """The slots by column. ``sound``: whether a slot is used and valid by itself. ``bad``: whether
+    a fault of the slot was reported.
+    """
 
     path: str
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
@@ -43,7 +45,7 @@ class Wheel:
     bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
 
     def read(self, log: TimerLog) -> Iterator[Finding]:
-        """Read the file, and find slots that are wrong by themselves.
+        """Read the file, and yield findings for slots that are invalid by themselves.
         Raises: StoreIOError.
         """
         with FileSource(self.path) as source:
@@ -117,15 +119,17 @@ class Wheel:
     # -- against the log ------------------------------------------------------------------------
 
     def ahead(self, log: TimerLog) -> Iterator[Finding]:
-        """Yield slots that point beyond the end of the log (after `TimerLog.pages`)."""
+        """Yield findings for slots that point beyond the end of the timer log, which is known after
+        `TimerLog.pages`.
+        """
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
         yield from self.tell(ahead, "last_pos",
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """Yield (field, slots, positions that the slots point to) for slots that point to a unit
-        with another time.
+        """Yield, for last_pos and first_pos, the field's name, the slots whose field points to a
+        unit with another time, and the positions of these units.
 
         Units that are damaged, expired or too old are skipped.
         """
@@ -136,8 +140,9 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Return a boolean array: whether units (``time`` in slots) are after the unit that the
-        slot of their time points to.
+        """Return a boolean array: whether the slot of each unit's time does not confirm the unit,
+        as it has another time or the unit is before its first or after its last unit. ``time``:
+        the units' times, counted in slots.
         """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)
@@ -147,8 +152,8 @@ class Wheel:
     def lost(self, position: Array, time: Array) -> Array:
         """Return the slots that do not point to the newest of these units.
 
-        A slot that a later round of the wheel uses is legal, and so is a slot whose first unit is
-        not the oldest: a recovery may have started the slot again (§1.5).
+        A slot with a later time is legal: a later round of the wheel uses it. A slot whose first
+        unit is not the oldest is legal, too: a recovery may have started the slot again (§1.5).
         """
         number = time % SLOTS
         bad = (self.time[number] < time) | (
@@ -157,7 +162,7 @@ class Wheel:
         return slots
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """Yield findings about slots; each slot is reported once in a run."""
+        """Yield findings for slots that were not reported before."""
         numbers = np.unique(numbers)
         numbers = numbers[~self.bad[numbers]]
         self.bad[numbers] = True
@@ -165,7 +170,9 @@ class Wheel:
 
 
 class WheelChains:
-    """Collection of the slots of units, page by page; the slots are judged at the end."""
+    """Comparison of units with the slots and units they belong to: units are added page by page,
+    and judged at the end.
+    """
 
     def __init__(self, log: TimerLog, wheel: Wheel | None, flushed: int) -> None:
         self._log, self._wheel, self._flushed = log, wheel, flushed
@@ -191,7 +198,7 @@ class WheelChains:
                                       strict=True))
 
     def judge(self) -> Iterator[Finding]:
-        """Judge the slots after the last page."""
+        """Yield the findings for slots and chains of units, after the last page."""
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
@@ -227,10 +234,10 @@ class WheelChains:
                               "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
-        """Yield (field, slots, positions of their units) for slots whose time differs from that of
-        their units.
+        """Yield the wrong field, the slots, and the positions of their units, for slots whose time
+        differs from the time of their unit.
 
-        If the unit's own time belongs to this slot, the time of the slot is wrong.
+        If the time of the unit belongs to this slot, the time of the slot is the wrong field.
         """
         for name, slots, places in wheel.mismatches(self._log):
             own = np.array([self._suspects.get(unit_position, slot + 1) % SLOTS == slot
