@@ -1,4 +1,4 @@
 """Prediction of what a broker's startup would do to a store.
 
-It covers loading, recovery, queues, the index, and the messages it would lose.
+It covers loading, recovery, consume queues, the index, and the messages that would be lost.
 """

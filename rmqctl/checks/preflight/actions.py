@@ -1,5 +1,5 @@
-"""Actions of a broker at startup, ordered by importance to the user: log, queues, index,
-checkpoint; and what other versions do differently.
+"""Actions of a broker at startup, ordered by importance to the user (log, queues, index,
+checkpoint), and differences between versions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rmqctl.store.store import Store
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: RecoveredQueues, index: LoadedIndex, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
-    """Add all actions and their figures to the prediction. ``gone``: returns which positions of the
-    log are those of lost messages.
+    """Add all actions and their figures to the prediction. ``gone``: function that returns, for
+    each physical offset, whether its message is lost.
     """
     emptied(predicted, store, loading)
     if not log.files:
@@ -59,7 +59,7 @@ def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
 
 
 def abort(predicted: Prediction) -> None:
-    """Add the removal of the abort file."""
+    """Add the deletion of the abort file."""
     predicted.actions.append(Action(
         "remove", "abort", None, None,
         Phrase("the last shutdown was unclean; a clean shutdown deletes it")))
@@ -136,8 +136,8 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
-    """Return the names of the remaining files from which recovery determines the end of
-    the queue.
+    """Return the names of those remaining files from which recovery determines the end of the
+    queue.
     """
     files = [] if state.queue is None else state.queue.files
     remaining = [file for file in files[-LAST_FILES:] if file not in state.doomed]

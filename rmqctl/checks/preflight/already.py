@@ -1,22 +1,24 @@
-"""Messages that are lost before any broker starts: consume queues, index or consumer offsets show
-them but the log no longer has them, or gaps in the log reveal them
+"""Messages that are lost before any broker starts: consume queues, index or consumer offsets prove
+messages that the log no longer contains, or gaps in the log prove them
 (`rmqctl.checks.preflight.gaps`).
 
-An entry proves a message if the other entries of its queue agree with it; so does an index entry.
-The offset of a group proves that there were messages before it, but not at which positions. To
-count each message once, messages with a known position are counted by position, and those that only
-committed offsets show are added. A record that may be a message is undecided, not lost.
+A consume queue entry proves a message if the other entries of its queue agree with this entry. An
+index entry also proves a message. A committed offset of a group proves that there were messages
+before this offset, but not at which positions. To count each message once, messages with a known
+position are counted by position, and messages that only committed offsets prove are added. A record
+that may be a message is undecided, not lost.
 
-An entry is not evidence if it points before the beginning of the log (expired), if its message
-exists all the same (the entry is damaged), or if it points beyond the end while a broker is
-running. A broker's recovery leaves the bytes of truncated entries and the index on the disk: their
-messages are lost. An index entry alone proves nothing beyond the last file of the log (the index
-may belong to another log), nor beyond an end that matches the consume queue entries if a repair has
-recorded its losses.
+Some entries are no evidence: entries that point before the beginning of the log (expired), damaged
+entries of messages that the log still contains, and, while a broker is running, entries that point
+beyond the end of the log. A broker's recovery leaves the bytes of truncated entries and
+the index on disk; the messages of these entries are lost. An index entry alone proves nothing in
+two cases: if it points beyond the last file of the log (the index may belong to another log), or
+beyond an end of the log that the consume queue entries confirm after a repair recorded its losses.
 
-A DLedger member's checkpoint names the last entry written: entries after the last intact one are
-lost, whether or not anything else shows them. The checkpoint of any other store has the time of the
-last message written: if that is later than all messages, at least one is lost.
+The checkpoint of a DLedger member names the last entry written; all entries between the last intact
+entry and that one are lost, even without other evidence. The checkpoint of any other store contains
+the time of the last message written; if it is later than the times of all messages, at least one
+message is lost.
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
 _MAX_READ = 1 << 20
-"""Maximum number of entries of a queue that is read from its beginning. In a longer queue, the
-first entry that may not point to a message is found by bisection, as entries are in log order.
+"""Maximum number of entries in a queue of which all entries are read. In a longer queue, the first
+entry that may not point to a message is found by bisection, as entries are in log order.
 """
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
 _MAX_PLACES = 1 << 23
-"""Maximum number of distinct positions. Further entries are only counted, except those of light
-queues.
+"""Maximum number of positions of lost messages in memory. Further entries are only counted;
+further entries of light queues are ignored.
 """
 _SECOND = 1000
 _MAX_QUEUES = 1000
@@ -75,8 +77,8 @@ _MAX_QUEUES = 1000
 
 @dataclass(slots=True)
 class Witnessed:
-    """Positions of lost messages, and the number (in `RecoveredQueues.states`) of the queue of
-    each.
+    """Positions of lost messages that entries prove, and for each position the number of the queue
+    in `RecoveredQueues.states`. ``more``: by topic, number of lost messages that are only counted.
     """
 
     places: list[Array] = field(default_factory=list)
@@ -95,7 +97,7 @@ class Witnessed:
 
 
 class AlreadyLost:
-    """Observes the scans of a prediction, then determines the lost messages."""
+    """Collects data during the scans of a prediction, then determines the lost messages."""
 
     def __init__(self, store: Store, queues: RecoveredQueues) -> None:
         self._store, self._queues = store, queues
@@ -106,19 +108,17 @@ class AlreadyLost:
         self._end = -1
         self._newest: int | None = None
         self.lost_offsets: dict[int, OffsetRuns] = {}
-        """Queue offsets of all lost messages that entries or committed offsets show, by queue
-        number.
-        """
+        """By queue number, queue offsets of the lost messages whose queue offset is known."""
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self.places: Array = np.zeros(0, np.int64)
-        """Positions of lost messages that entries or the index show."""
+        """Positions of lost messages that entries or the index prove."""
         self._gaps = LogGaps()
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
         self._pending: list[tuple[Array, ...]] = []
-        """Entries that records should have, by batch: queue number, offset, count, position, and
-        whether the record is intact.
+        """Entries that records should have, as columns for each batch: queue number, first queue
+        offset, number of queue offsets, position of the record, whether the record is intact.
         """
         self._held = 0
         self._sound: set[int] = set()
@@ -127,9 +127,9 @@ class AlreadyLost:
     # -- along the walks ------------------------------------------------------------------------
 
     def look(self, batch: Batch, *, spans: bool = True, accepted: bool = True) -> None:
-        """Process a batch of a scan. ``spans``: False if a broker accepts the batch and the bytes
-        between its records. ``accepted``: recovery, which determines the end of the log, accepts
-        the batch.
+        """Process a batch of a scan. ``spans``: whether bytes between its records count as damage
+        (False if a broker accepts them). ``accepted``: whether the batch was read by the recovery
+        that determines the end of the log; only relevant if ``spans`` is False.
         """
         # The last two records that recovery accepts.
         if not spans and accepted:
@@ -167,7 +167,7 @@ class AlreadyLost:
             self._count_rows()
 
     def _count_rows(self) -> None:
-        """Count the pending messages, many entries of a queue at a time."""
+        """Process the pending entries of records, many of a queue at a time."""
         if not self._pending:
             return
         number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
@@ -196,10 +196,11 @@ class AlreadyLost:
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
               running: bool, looked_from: int = 0, *, cut_off: bool = False,
               counts_only: bool = False) -> None:
-        """Determine the lost messages; with ``counts_only`` only their number. ``without_row``:
-        queue offsets, by queue number, of messages in the log without an entry. ``running``: a
-        broker holds the store. ``looked_from``: physical offset before which nothing was examined.
-        ``cut_off``: a repair truncated the log at its end.
+        """Determine the lost messages, and add them to the prediction. ``without_row``: by queue
+        number, queue offsets of messages in the log without an entry. ``running``: whether a broker
+        is running on the store. ``looked_from``: physical offset before which nothing was examined.
+        ``cut_off``: whether a repair truncated the log at its end. ``counts_only``: whether only
+        the number of lost messages is needed.
         Raises: StoreIOError.
         """
         self._end = max(self._end, looked_from)
@@ -280,9 +281,9 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """Return (number of messages after a position that only a checkpoint shows, the position);
-        (0, 0) without any. ``may_be_undecided``: the last message may be a record that does not
-        count as a message.
+        """Return the number of lost messages that the checkpoint proves, and the position after
+        which they were; (0, 0) if the checkpoint proves none. ``may_be_undecided``: whether the
+        last message may be an undecided record.
         """
         store = self._store
         if store.nodes:
@@ -294,8 +295,8 @@ class AlreadyLost:
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_stale(self, predicted: Prediction, log: CommitLog) -> int:
-        """Add a note on records that may be stale, left from an earlier use of their file; return
-        their number.
+        """Add a note on records that may be stale (left from an earlier use of their file); return
+        the number of these records.
         """
         stale = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
@@ -314,7 +315,9 @@ class AlreadyLost:
         return len(stale)
 
     def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
-        """Add a note on records that consume queues and index contradict; return their number."""
+        """Add a note on records that consume queues and index contradict; return the number of
+        these records.
+        """
         odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MAX_STALE_PLACES]
         contradicted: list[Record] = []
         for file, places in groupby(odd, log.file_of):
@@ -331,8 +334,8 @@ class AlreadyLost:
         return len(contradicted)
 
     def _is_confirmed(self) -> bool:
-        """Return whether a broker stopped cleanly at the same end of the log that this start would
-        find.
+        """Return whether the end of the log that this start would find is the end at the last clean
+        shutdown, according to the checkpoint.
 
         5.x records the start of the last message, 4.x only its store time.
         """
@@ -359,7 +362,7 @@ class AlreadyLost:
                     "shutdown confirmed: an earlier recovery truncated the messages", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
-        """Merge the positions without intact data into one ascending list."""
+        """Merge the ranges of the log without intact data into one ascending list."""
         spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
@@ -379,7 +382,7 @@ class AlreadyLost:
         self._ends = np.array([span[1] for span in joined], np.int64)
 
     def gone(self, place: Array) -> Array:
-        """Return a boolean array: whether each position lacks intact data (int64)."""
+        """Return a boolean array: whether each position is in a range without intact data."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
         index = np.searchsorted(self._starts, place, "right") - 1
@@ -389,9 +392,9 @@ class AlreadyLost:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
-        """Yield (first queue offsets, numbers of consecutive offsets, positions) of a queue's
-        entries that do not point to a message, page by page. If the second item is None, all
-        numbers are 1.
+        """Yield the entries of a queue that point to no message, page by page, as columns: first
+        queue offset, number of consecutive queue offsets (None: 1 for all entries), and the
+        position that the entry points to. ``low``: position before which entries are expired.
         """
         if not len(self._starts) or state.queue is None or not state.queue.exists:
             return
@@ -417,8 +420,9 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Return a boolean array: whether each of the neighbouring entries, given by the positions
-        that they point to, points to no message.
+        """Return a boolean array: whether each of the neighbouring entries points to no message and
+        is evidence. ``place``: the positions that the entries point to. ``low``: position before
+        which entries are expired.
         """
         gone = self.gone(place) & (place >= low)
         if not gone.any():
@@ -428,8 +432,8 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return the distinct positions, and their counts by topic; entries of light queues point
-        to messages of other queues.
+        """Return the distinct positions of lost messages, and the number of positions by topic. A
+        position counts for a light queue's topic only if no other queue has an entry for it.
         """
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
@@ -448,8 +452,9 @@ class AlreadyLost:
 
     def _by_gaps(self, log: CommitLog, *,
                  from_begin: bool, end: int) -> tuple[list[OffsetGap], Counter[str]]:
-        """Return lost messages before physical ``end`` that only the queue offsets of other
-        messages, or damaged records, show. ``from_begin``: whether the whole log was examined.
+        """Return the gaps that prove lost messages before physical offset ``end``, and the number
+        of these messages by topic. Only the queue offsets of other messages, or damaged records,
+        prove these messages. ``from_begin``: whether the whole log was examined.
         """
         gaps: list[OffsetGap] = []
         topics: Counter[str] = Counter()
@@ -471,10 +476,10 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """Return (positions of messages that only the index shows, the range of store times in the
-        index entries of all lost messages).
+        """Return the positions of lost messages that only the index proves, and the range of store
+        times (ms) in the index entries of all lost messages (None: no such entry).
 
-        The position in an entry with one flipped bit is corrected in ``places``.
+        If the last of ``places`` comes from an entry with a flipped bit, it is corrected.
         """
         entries = AllIndexEntries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
@@ -528,8 +533,8 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Return, by topic, lost messages that no entry shows, but that are before a committed
-        offset. Messages that a repair has recorded are not counted again.
+        """Return, by topic, the number of lost messages that only committed offsets prove. Messages
+        that a repair has recorded as lost are not counted again.
         """
         inside = self._ends < ENDLESS
         positions = OffsetJudge(self._store, self._queues, WalkFacts(
@@ -550,8 +555,8 @@ class AlreadyLost:
 
     def _times(self, predicted: Prediction, log: CommitLog, places: Array,
                indexed: tuple[int, int] | None) -> None:
-        """Set the range of store times (ms) of all lost messages, as far as neighbouring messages
-        show it.
+        """Set the range of store times (ms) of all lost messages, from the messages before and
+        after them or from the index entries (``indexed``).
         """
         before = after = None
         if len(places):
@@ -564,8 +569,8 @@ class AlreadyLost:
         predicted.already_lost_from, predicted.already_lost_to = before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
-        """Return the store time of the last message before a position, or of the first message
-        after it, according to the entries that point to these messages.
+        """Return the store time (ms) of the last message before a position, or of the first message
+        after it. Consume queue entries are used to find these messages.
         """
         times = []
         for state in self._queues.states[:_MAX_QUEUES]:
@@ -582,7 +587,9 @@ class AlreadyLost:
         return (max(times) if before else min(times)) if times else None
 
     def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
-        """Add a note on entries that point into missing files, which may have another cause."""
+        """Add a note on entries that point into missing log files: the files may only be in another
+        folder.
+        """
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
             # A file shorter than the others has lost its own end.
@@ -596,7 +603,7 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[OffsetGap]) -> int:
-    """Return how many of the positions (ascending) may belong to messages that only gaps show."""
+    """Return the number of positions (ascending) that may belong to messages that gaps prove."""
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):
         start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()
@@ -605,13 +612,13 @@ def _matched(places: Array, gaps: list[OffsetGap]) -> int:
 
 
 def _distinct(values: Array) -> Array:
-    """Return the distinct values, ascending; without `numpy.ma`, which `np.unique` loads."""
+    """Return the distinct values, ascending. Unlike `np.unique`, this does not load `numpy.ma`."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
-    """Yield (queue, its largest offset) for each queue; the two arrays are parallel."""
+    """Yield the number and the largest queue offset of each queue; the two arrays are parallel."""
     if not len(queues):
         return
     order = np.argsort(queues, kind="stable")
@@ -622,8 +629,8 @@ def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:
-    """Return, by bisection, the queue offset of the first entry that points to ``place`` or after
-    it.
+    """Return the queue offset of the first entry that points to ``place`` or later, found by
+    bisection.
     """
     first, end = queue.first_index, queue.disk_end
     while first < end:
@@ -637,6 +644,6 @@ def _first_from(queue: ConsumeQueue, place: int) -> int:
 
 
 def _used(start: int, rows: Array) -> tuple[Array, Array]:
-    """Return (queue offsets, positions) of the entries that point to a message."""
+    """Return the queue offsets of the used entries, and the positions that they point to."""
     used = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
     return used + start, rows["physical_offset"][used].astype(np.int64)

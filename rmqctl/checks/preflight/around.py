@@ -1,4 +1,4 @@
-"""The environment of a prediction: the clock, and how full the disk is."""
+"""The environment of a predicted startup: the clock and the disk usage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ IGNORE = "ignore"
 
 
 class StartEnvironment(NamedTuple):
-    """``now``: time of the start (ms). ``disk_used``: share of the disk in use, instead of the file
-    system's figure. ``no_disk``: why the disk is not judged; "" if it is.
+    """Clock and disk at startup. ``now``: time of the start (ms). ``disk_used``: assumed share of
+    the disk in use, 0 to 1 (None: the actual share). ``no_disk``: reason why the disk is not
+    judged; "" if it is judged.
     """
 
     now: int
@@ -26,12 +27,12 @@ class StartEnvironment(NamedTuple):
 
 
 clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests replace it
-"""Time at which a broker would start on a store."""
+"""Function that returns the time (ms) at which a broker would start on a store."""
 
 
 def around(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
-    """Return the clock and the disk of this machine; a ratio (0 to 1) or `IGNORE` replaces the disk
-    usage.
+    """Return the clock and the disk of this machine. ``disk_used``: a ratio (0 to 1) that replaces
+    the actual disk usage, or `IGNORE`.
     """
     if disk_used == IGNORE:
         return StartEnvironment(clock(store),
@@ -44,7 +45,9 @@ def around(store: Store, disk_used: float | str | None = None) -> StartEnvironme
 
 
 def around_in_use(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
-    """Return `around`, but keep the disk only if a broker uses the store or a ratio was passed."""
+    """Return the same as `around`, but judge the disk only if a broker uses the store or
+    ``disk_used`` was passed.
+    """
     surroundings = around(store, disk_used)
     if disk_used is None and not surroundings.no_disk and not _in_use(store):
         return surroundings._replace(no_disk=Phrase("no sign that a broker uses this store"))

@@ -34,7 +34,8 @@ HOUR = 3_600_000
 
 
 class Rules(NamedTuple):
-    """Limits of a broker; ratios are of disk usage. ``batch``: number of files that the cleaner
+    """Limits of a broker's cleaner; ratios are shares of disk usage. ``forces``: whether the
+    cleaner deletes files before they expire. ``batch``: maximum number of such files that it
     deletes in a run.
     """
 
@@ -46,14 +47,14 @@ class Rules(NamedTuple):
     forces: bool
     batch: int
     both_disks: bool
-    """True if the disk of the queues is checked even if the disk of the log is already full enough
-    (4.x).
+    """Whether the disk of the queues is only checked if the usage of the log's disk is not above
+    ``expire_ratio`` (4.x).
     """
 
     @classmethod
     def of(cls, store: Store, version: BrokerVersion) -> Rules:
-        """Return the limits of ``broker.conf``, or a broker's defaults (the same in 4.9.3 and
-        5.3.3).
+        """Return the limits that ``broker.conf`` sets, else a broker's defaults (the same in 4.9.3
+        and 5.3.3).
         """
         given = store.sizes.conf.runtime
         hours = given.get("fileReservedTime", 72)
@@ -69,8 +70,8 @@ class Rules(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Return whether the cleaner fails at deleteWhen in every run, before it checks
-        the disk.
+        """Return whether every run of the cleaner fails because of deleteWhen, before it checks the
+        disk.
         """
         hours, odd = _hours(self.delete_when)
         return odd is not None and not hours
@@ -91,8 +92,8 @@ class Rules(NamedTuple):
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
-        """Return (whether messages are rejected, whether files are deleted whatever their age,
-        whether files are deleted at all) at these ratios.
+        """Return three booleans for these ratios: whether the broker rejects messages, whether the
+        cleaner deletes files whatever their age, and whether the cleaner deletes files at all.
         """
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
         force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
@@ -109,8 +110,8 @@ class Rules(NamedTuple):
 
 
 def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
-    """Return the time (epoch ms) at which expired files are next deleted, by the hours of
-    deleteWhen (``04`` or ``04;16``) in the time zone ``zone``; None: never.
+    """Return the time (epoch ms) at which expired files are deleted next; None: never.
+    ``delete_when``: hours (``04`` or ``04;16``) in the time zone ``zone``.
     """
     hours, _ = _hours(delete_when)
     start = datetime.fromtimestamp(now // 1000, zone).replace(minute=0, second=0)
@@ -122,7 +123,8 @@ def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
 
 
 def _hours(delete_when: str) -> tuple[list[int], str | None]:
-    """Return (hours of deleteWhen up to the first part that is not a number, this part).
+    """Return the hours in deleteWhen before the first part that is not a number, and this part
+    (None: all parts are numbers).
 
     `UtilAll.isItTimeToDo` fails at this part; Java's split drops empty parts at the end.
     """
@@ -137,7 +139,7 @@ def _hours(delete_when: str) -> tuple[list[int], str | None]:
 
 
 class FileSystem:
-    """A file system: bytes in use, and usable bytes, from which a broker computes the ratio."""
+    """A file system: its used and usable bytes, from which a broker computes the ratio."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
         about = vfs.statvfs(folder)
@@ -147,13 +149,13 @@ class FileSystem:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio, rounded up to hundredths."""
+        """Return the disk usage (0 to 1), rounded up to hundredths."""
         return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
 
 
 def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
-    """Return the file systems of the log (with several folders, the least full one) and of the
-    queues; ``used_ratio`` replaces their actual usage.
+    """Return the file system of the log (the least full one if the log has several folders), and
+    the file system of the queues. ``used_ratio``: usage to assume (None: the actual usage).
     Raises: StoreIOError.
     """
     try:
@@ -196,7 +198,7 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: StartEnvironment,
              messages: int | None = None) -> tuple[DiskUse, bool]:
     """Return which of the deletable log ``files`` the cleaner deletes, and whether the broker
-    rejects messages. ``messages``: number of messages of the log (None: unknown).
+    rejects messages. ``messages``: number of messages in the log (None: unknown).
     Raises: StoreIOError.
     """
     # Expired files, and files deleted because the disk is full.
@@ -219,8 +221,8 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
-    """Return the action for files that the broker deletes because of their age, and when it deletes
-    them; None if no file is old enough.
+    """Return a note on the files that the broker deletes because of their age, and the time of the
+    deletion; None if no file is old enough.
     """
     if disk is None or not disk.expires_files:
         return None
@@ -235,7 +237,7 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
-    """Return the log files that remain after the start and that the cleaner may delete: all except
+    """Return the log files that the cleaner may delete after the start: all remaining files except
     the last one.
     """
     doomed = {os.path.join(store.root, name) for name in predicted.doomed}
@@ -245,7 +247,7 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
 
 
 def _expired(files: Sequence[StoreFile], before: int) -> int:
-    """Return how many of the oldest files were last written before ``before`` (ms)."""
+    """Return the number of oldest files that were last written before the time ``before`` (ms)."""
     for number, file in enumerate(files):
         try:
             if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:
@@ -257,9 +259,9 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """Return (files deleted whatever their age, initial disk usage as a ratio, whether messages are
-    rejected, whether expired files are deleted at once), after as many runs of the cleaner as
-    delete files.
+    """Simulate runs of the cleaner until no file is deleted any more. Return the number of files
+    deleted whatever their age, the initial disk usage (0 to 1), whether the broker rejects
+    messages, and whether expired files are deleted at once.
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
@@ -288,8 +290,8 @@ def allocated(file: StoreFile) -> int:
 
 
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
-    """Return the number of messages that begin in these files. Queue entries are counted if each of
-    the ``messages`` of the log (None: unknown) has one; otherwise the files are read.
+    """Return the number of messages that begin in these files. If the queues have as many entries
+    as the log has ``messages`` (None: unknown), the entries are counted; else the files are read.
     """
     if not files:
         return 0

@@ -1,7 +1,8 @@
-"""Losses when an older broker starts on a store written by a newer one: data that it does not read.
+"""Losses when an older broker starts on the store of a newer broker: data that it does not read.
 
-spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. Pending timed messages
-are in `rmqctl.checks.preflight.timers`, the forms of the log in `rmqctl.broker.recovery`.
+spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. See also
+`rmqctl.checks.preflight.timers` for pending timed messages, and `rmqctl.broker.recovery` for the
+record formats in the log.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _MAPPINGS = "topicQueueMapping.json"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
-    """Add to a prediction the parts of the store that this release does not read."""
+    """Add to a prediction the losses of data that its release does not read."""
     version = version_of(predicted.broker_version)
     unread = (
         "v2 record" in predicted.stop_reason
@@ -78,8 +79,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """Yield (the feature, the loss) for data that a broker of the release does not read and that
-    exists nowhere else.
+    """Yield the losses of data that a broker of the release does not read and that exists nowhere
+    else, each with the name of its feature.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),
@@ -94,7 +95,9 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
 
 
 def _config(store: Store, release: str) -> Iterator[Loss]:
-    """Yield entries that only RocksDB has: this release reads the JSON files instead."""
+    """Yield losses of configuration entries that only RocksDB contains: this release reads the JSON
+    files instead.
+    """
     if not store.layout.reads("config"):
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
@@ -116,7 +119,7 @@ def _config_cause(release: str) -> Phrase:
 
 
 def _entries(value: Any, table: str) -> dict[Any, Any]:
-    """Return entries by name; offsets by name and queue."""
+    """Return the entries of a configuration table by name, and offsets by name and queue id."""
     entries = value.get(table) if isinstance(value, dict) else None
     if not isinstance(entries, dict):
         return {}
@@ -127,8 +130,8 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Yield static topics: their queue ids and offsets are defined by the mapping, not by the
-    queues.
+    """Yield the loss of static topics, whose queue ids and offsets are defined by a mapping file
+    that the release does not read.
     """
     if not store.layout.reads("config"):
         return
@@ -143,7 +146,7 @@ def _static(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _compaction(store: Store, release: str) -> Iterator[Loss]:
-    """Yield messages of compaction topics whose log files have expired."""
+    """Yield losses of messages of compaction topics that have expired in the commitlog."""
     for topic in listing(store.path("compaction", "compactionLog")).folders:
         count: int | None = 0
         for queue_id in compacted_queues(store, topic):
@@ -163,7 +166,7 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _tier(store: Store, release: str) -> Iterator[Loss]:
-    """Yield messages that only tiered storage has."""
+    """Yield the loss of messages that only tiered storage contains."""
     path = store.path(TIER_METADATA)
     if not vfs.isfile(path):
         return
@@ -185,7 +188,7 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _segments(tier: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
-    """Return the consume queue segments of a queue in the tier, by base offset."""
+    """Return the consume queue segments of a queue in the tier, sorted by base offset."""
     ending = f"/{topic}/{queue_id}"
     return sorted((entry for path, entries in tier.segments[CONSUME_QUEUE].items()
                    if path.endswith(ending) for entry in entries.values()),
@@ -206,8 +209,8 @@ def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
-    """Yield delayed messages that wait after a message for a topic whose name the broker refuses:
-    the broker retries this message forever.
+    """Yield the loss of delayed messages that wait after a message for a topic whose name the
+    broker refuses: the broker retries this message forever.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}
@@ -233,7 +236,9 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
-    """Yield half messages whose commit the broker refuses because of the name of their topic."""
+    """Yield the loss of half messages that the broker cannot commit because their topic's name is
+    too long.
+    """
     from rmqctl.checks.transactions import OPEN, transactions
 
     topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
@@ -255,8 +260,8 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _pop(store: Store, release: str) -> Iterator[Loss]:
-    """Yield messages that were delivered by POP, are not acknowledged, and would be delivered
-    again.
+    """Yield losses of messages that were delivered by POP, are not acknowledged, and would be
+    delivered again by a newer broker.
     """
     from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 
@@ -275,7 +280,7 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _unread_retries(store: Store) -> int:
-    """Return the number of unread messages in the POP retry topics of a group."""
+    """Return the number of unread messages in the POP retry topics of all groups."""
     if not store.layout.reads("consumequeue"):
         return 0
     progress = ConsumerProgress.of(store).by_group()
@@ -301,7 +306,7 @@ def _pop_cause(release: str) -> Phrase:
 
 
 def _pop_states(store: Store, release: str) -> Iterator[Loss]:
-    """Yield unacknowledged messages if POP keeps its records in RocksDB."""
+    """Yield the loss of unacknowledged messages if POP keeps its records in RocksDB."""
     folder = store.path("kvStore")
     if not vfs.isdir(folder):
         return

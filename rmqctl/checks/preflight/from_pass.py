@@ -1,10 +1,10 @@
-"""Number of messages that a store has lost, from the results of a pass over its log, without
-reading the log again.
+"""Number of messages that a store has lost, from the results of an earlier pass over its log, so
+that the log is not read again.
 
-`verify` has compared all messages with the entries of their queues. If an entry points to its
-message, a start changes nothing and nothing is missing. So only messages without an entry, damaged
-records and bytes that are not a record are examined. From these, `preflight` obtains the same
-counts as from its own scan. This works for ordinary stores only; any other store has to be scanned.
+`verify` has compared all messages with their consume queue entries. A message whose entry points to
+it is not lost, and a start does not change that. So only messages without an entry, damaged records
+and bytes that are not a record are examined. They give the same counts as a scan by `preflight`.
+This works only for ordinary stores; `preflight` has to scan any other store.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _BACK = 64 << 10
-"""Bytes at the end of the log in which its last two records are searched first."""
+"""Number of bytes at the end of the log in which the last two records are searched first."""
 
 
 class _UnusualError(Exception):
-    """A structure that this module does not handle."""
+    """The store has a structure that this module does not handle."""
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:
-    """Return the lost messages that entries, index, consumer offsets or the log itself prove, as
-    `preflight` counts them; None if a pass over all of the log (``seen``) does not show them.
+    """Return the number of lost messages that entries, index, consumer offsets or the log itself
+    prove, as `preflight` counts them; None if it cannot be derived from ``seen``, the results of a
+    pass over the whole log.
     Raises: StoreIOError, UsageError.
     """
     release = judged(store).release
@@ -66,8 +67,9 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundLog(NamedTuple):
-    """Results of a pass over a sound log: the last record, the results of scans, the number of
-    messages, and the number of messages that replace lost ones.
+    """Results of a pass over a sound log: the physical offset of the last record, the derived
+    results of scans, the number of messages, and the number of messages that a repair wrote or kept
+    damaged.
     """
 
     last: int
@@ -78,8 +80,8 @@ class SoundLog(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: RecoveredQueues,
                seen: RangeResult) -> SoundLog | None:
-    """Return what a start needs to know about the log if it changes nothing: the log was closed
-    cleanly, all of it is sound, and each message has its entry. Otherwise return None.
+    """Return the data about the log that the prediction needs, if a start changes nothing: the log
+    was closed cleanly, the whole log is sound, and each message has its entry. Else return None.
     Raises: StoreIOError.
     """
     last, end = seen.last_record_start, seen.last_record_end
@@ -106,7 +108,9 @@ def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Rec
 
 
 def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
-    """Return whether a broker opens exactly these files, and nothing else affects its start."""
+    """Return whether a broker opens exactly the store's log files, and no unusual structure or
+    setting affects its start.
+    """
     files = store.log.files
     return (store.layout.consumequeue == "file" and not store.sizes.conf.path
             and store.cut_off is None and not store.lock.held and not store.batch_queues
@@ -128,7 +132,7 @@ def _is_usual_log(seen: RangeResult) -> bool:
 
 @dataclass(slots=True)
 class _MessageColumns:
-    """Messages as columns: queue number, queue offset, position, size."""
+    """Messages as columns: queue number, queue offset, physical offset, size in bytes."""
 
     number: Array
     offset: Array
@@ -137,7 +141,7 @@ class _MessageColumns:
 
     @classmethod
     def of(cls, rows: list[tuple[int, int, int, int]]) -> _MessageColumns:
-        """Return rows as columns, in log order."""
+        """Return messages, given as tuples of the four values, as columns in log order."""
         columns = np.array(sorted(rows, key=lambda row: row[2]), np.int64).reshape(-1, 4)
         return cls(*(np.ascontiguousarray(column) for column in columns.T))
 
@@ -150,7 +154,7 @@ class _MessageColumns:
 
 
 class _LossCount:
-    """A broker startup, as far as the number of lost messages depends on it."""
+    """Simulation of those parts of a startup that the number of lost messages depends on."""
 
     def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
                  queues: RecoveredQueues | None = None) -> None:
@@ -168,7 +172,7 @@ class _LossCount:
 
     def all_sound(self, start: int, end: int) -> WalkResults | None:
         """Return the results of a scan from ``start`` to ``end`` if every message has its entry and
-        every entry its message; else None.
+        every entry points to its message; else None.
         Raises: StoreIOError.
         """
         for number, tally in self._tallies.items():
@@ -219,8 +223,8 @@ class _LossCount:
     # -- messages ---------------------------------------------------------------------------------
 
     def _without_entry(self) -> tuple[_MessageColumns, _MessageColumns, Array]:
-        """Return (intact messages whose entry points elsewhere, records with damaged bodies, a
-        boolean array: whether each of these records has its entry).
+        """Return the intact messages whose entry is missing or points elsewhere, the records with
+        damaged bodies, and a boolean array: whether each of these records has its entry.
         """
         loose: list[tuple[int, int, int, int]] = []
         for number, tally in self._tallies.items():
@@ -295,8 +299,8 @@ class _LossCount:
         return end
 
     def _require_dispatched(self, start: int, end: int) -> None:
-        """Raise unless the broker already knows all entries that point to their messages, so that
-        it writes none of them again.
+        """Raise _UnusualError if the broker would write an entry again that already points to its
+        message.
         """
         for number, tally in self._tallies.items():
             state = self._queues.states[number]
@@ -308,7 +312,9 @@ class _LossCount:
                 raise _UnusualError
 
     def _accepted(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return (position, store time) of the last two records of ``[start, end)``."""
+        """Return the position and the store time (ms) of each of the last two records in ``[start,
+        end)``.
+        """
         back = _BACK
         while True:
             last_two: list[tuple[int, int]] = []
@@ -350,8 +356,8 @@ class _LossCount:
         return walked
 
     def _runs(self, number: int, damaged: Array) -> Array:
-        """Return the queue offsets of intact messages with an entry, as half-open runs: int64 of
-        shape (n, 2).
+        """Return the queue offsets of intact messages with an entry, as half-open ranges in an
+        int64 array of shape (n, 2). ``damaged``: queue offsets to leave out.
         """
         tally = self._tallies.get(number)
         covered = [] if tally is None else merged(tally.covered)
@@ -377,8 +383,8 @@ class _LossCount:
 
     def _pieces(self, number: int, runs: Array,
                 loose: _MessageColumns | None) -> list[tuple[int, int, int, int]]:
-        """Return the intact messages of a queue as runs of adjacent messages in log order; messages
-        with an entry may be separated by others.
+        """Return the intact messages of a queue as runs with consecutive queue offsets, in log
+        order. ``runs``: messages with an entry. ``loose``: messages without their entry.
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())

@@ -1,4 +1,4 @@
-"""Gaps in the log that show missing messages.
+"""Gaps in the log that prove lost messages.
 
 The queue offsets of a queue are consecutive in the log. If queue offsets are missing between two
 records, and the damaged bytes between these records have space for the missing messages, then the
@@ -22,15 +22,17 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
-"""Maximum number of gapless runs of queues."""
+"""Maximum number of gapless runs of records in memory, for all queues."""
 _MAX_AHEAD = 1000
-"""Maximum distance, in queue offsets after the last record of its queue, up to which a damaged
-record is trusted.
+"""Maximum number of queue offsets between the last intact record of a queue and a damaged record
+whose queue offset is trusted.
 """
 
 
 class OffsetGap(NamedTuple):
-    """Queue offsets that only the log shows, all between two positions of the log."""
+    """Queue offsets of lost messages that only the log proves. The messages were between the
+    positions ``low`` and ``high`` of the log.
+    """
 
     low: int
     high: int
@@ -39,8 +41,8 @@ class OffsetGap(NamedTuple):
 
 @dataclass(slots=True)
 class _RecordRun:
-    """A gapless run of records of a queue: positions of the first and the last record, and its
-    half-open range of queue offsets.
+    """A gapless run of records of a queue: positions ``low`` and ``high`` of the first and the last
+    record, and half-open range ``[first, end)`` of queue offsets.
     """
 
     low: int
@@ -50,7 +52,9 @@ class _RecordRun:
 
 
 class DamagedBytes:
-    """Spans of a log, ascending and without overlap, to count the bytes between two positions."""
+    """Damaged spans of a log, ascending and without overlap; counts the bytes of the spans between
+    two positions.
+    """
 
     def __init__(self, starts: Array, ends: Array) -> None:
         self._starts, self._ends = starts, ends
@@ -68,19 +72,23 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class LogGaps:
-    """Observes the scans of a log, in any order of ranges."""
+    """Collects the queue offsets of records during the scans of a log, to find gaps. The ranges of
+    the log may be scanned in any order.
+    """
 
     _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
     _held: int = 0
     _is_consecutive: list[bool] = field(default_factory=list)
     """For each queue, whether its offsets are consecutive in the log."""
     _named: dict[int, list[tuple[Array, Array, Array]]] = field(default_factory=dict)
-    """Queue offsets in damaged records, by queue: first offsets, numbers of offsets, positions."""
+    """Queue offsets in damaged records, by queue number, as columns: first queue offset, number of
+    queue offsets, position of the record.
+    """
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
-        """Add the records of a scan, in order: queue number, first queue offset, number of offsets,
-        position. ``good`` (bool): the record is intact.
+        """Add the records of a scan, in log order, as columns: queue number, first queue offset,
+        number of queue offsets, position, and whether the record is intact (``good``).
         """
         self._is_consecutive += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
                                  for state in states[len(self._is_consecutive):]]
@@ -94,9 +102,9 @@ class LogGaps:
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array, places: Array) -> None:
-        """Add a queue without a scan: its messages as gapless runs (positions of the first and the
-        last message, half-open range of queue offsets), and the queue offsets of damaged records
-        with their positions ``places``.
+        """Add a queue without a scan. ``pieces``: its messages as gapless runs (position of the
+        first message, first queue offset, position of the last message, queue offset after it).
+        ``damaged``: queue offsets in damaged records. ``places``: positions of these records.
         """
         self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
         if len(damaged):
@@ -123,8 +131,8 @@ class LogGaps:
                 self._held += 1
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
-        """Return the positions (ascending) of the records before and after each jump in a queue's
-        offsets that damage between the two records does not explain.
+        """Return, ascending, the positions of the records before and after each jump in the queue
+        offsets of a queue, unless damage between these two records explains the jump.
         """
         places: set[int] = set()
         for pieces in self._pieces.values():
@@ -136,9 +144,9 @@ class LogGaps:
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool, end: int) -> Iterator[OffsetGap]:
-        """Yield the gaps of a queue before physical ``end``. ``accounted``: queue offsets that are
-        already counted. ``damage``: everything that is not intact in the log. ``from_zero``: the
-        log begins at offset 0, so the queue did, too.
+        """Yield the gaps of a queue before physical offset ``end``. ``accounted``: queue offsets
+        that are already counted. ``damage``: all spans of the log without intact data.
+        ``from_zero``: whether the log, and so the queue, begins at offset 0.
         """
         pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
                         key=lambda piece: piece.low)

@@ -1,4 +1,4 @@
-"""Description of a prediction in one sentence, the same in all output."""
+"""Description of a prediction in one sentence, which all output uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
-    """Return the sentence: losses so far, whether a broker starts, and what the start loses."""
+    """Return a sentence on earlier losses, whether a broker starts, and what the start loses."""
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
@@ -88,7 +88,7 @@ def in_words(prediction: Prediction) -> Phrase:
 
 
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
-    """Return the topics with the largest counts, for a headline."""
+    """Return the topics with the largest counts, with these counts, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_MAX_NAMED]]
     if len(ordered) > _MAX_NAMED:

@@ -1,4 +1,6 @@
-"""The index as a broker loads it, and the entries that dispatching adds to it (index.md §5-§9)."""
+"""The index as a broker loads it, and the entries that the dispatch of messages adds to it
+(index.md §5-§9).
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,26 @@ from rmqctl.store.store import Store
 
 _PAGE = 1 << 16
 _MAX_KEYS = 1 << 15
-"""Maximum number of keys of a message, by the size of its properties."""
+"""Maximum number of keys of a message, as limited by the size of its properties."""
 
 
 @dataclass(slots=True)
 class Loaded:
-    """An index file and its header; None where it cannot be read."""
+    """An index file and its header; the header is None if it cannot be read."""
 
     file: StoreFile
     header: HeaderRecord | None
 
 
 class LoadedIndex:
-    """The index of a store. ``discarded`` files are deleted when a broker loads it after an unclean
-    shutdown.
+    """The index of a store. ``discarded``: files that a broker deletes when it loads the index
+    after an unclean shutdown.
     """
 
     def __init__(self, store: Store, clean: bool, trusted_until: int) -> None:
-        """``trusted_until``: the checkpoint's index time."""
+        """``clean``: whether the last shutdown was clean. ``trusted_until``: index time (ms) of the
+        checkpoint; after an unclean shutdown, files that end later are discarded.
+        """
         self._most = _shape(store).max_entries
         self._topics = text.Dictionary()
         self._keys = IndexKeys(self._topics)
@@ -67,9 +71,11 @@ class LoadedIndex:
         self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
         self.uncounted: list[Loaded] = []
-        """Discarded files whose number of lost entries `lost` cannot determine."""
+        """Discarded files that `lost` cannot read, so that their lost entries are not counted."""
         self.rolled_at = 0
-        """End time of the last full file: the checkpoint's index time; 0 without a full file."""
+        """End time (ms) of the last file that became full, which the broker writes to the
+        checkpoint as index time; 0 if no file became full.
+        """
 
     @property
     def trusted_end(self) -> int:
@@ -120,7 +126,7 @@ class LoadedIndex:
             self._current()
 
     def _last_entries(self, store: Store) -> int:
-        """Return how many entries of the last remaining file belong to the last message in it."""
+        """Return the number of entries of the last message in the last remaining file."""
         if not self.kept or self.kept[-1].header is None:
             return 0
         try:
@@ -139,12 +145,12 @@ class LoadedIndex:
             index.close()
 
     def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
-        """Return the number of entries of the discarded files that point before the physical offset
+        """Return the number of entries of the discarded files that point before physical offset
         ``end`` and are not recreated: their messages are not dispatched again, or have fewer keys
         than entries.
 
-        An entry of a lost message (``gone`` tests its position) is evidence of the lost message,
-        not a loss of its own.
+        Entries of lost messages are not counted. ``gone``: function that returns, for each physical
+        offset, whether its message is lost.
         """
         if not self.discarded:
             return 0

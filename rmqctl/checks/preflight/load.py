@@ -30,7 +30,7 @@ from rmqctl.store.store import Store
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
 _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
-"""Other files that a 5.x broker loads; it does not start if it cannot decode them."""
+"""Additional files that a 5.x broker loads; the broker does not start if it cannot decode them."""
 QUEUES = "consumequeue"
 _FIVE = 5
 _EXTENSION_FILE = Settings().consumequeue_ext_file_size
@@ -41,7 +41,10 @@ DELETE = "delete"
 
 @dataclass(slots=True)
 class Load:
-    """Results of loading. ``emptied``: empty files that a broker since 5.1.3 deletes."""
+    """Results of loading. ``refusals``: reasons why the broker does not start. ``emptied``: empty
+    files that brokers since 5.1.3 delete. ``wrong_size``, ``folders``: whether a file of the wrong
+    size, or a folder among the files, was found.
+    """
 
     refusals: list[Action] = field(default_factory=list)
     emptied: list[StoreFile] = field(default_factory=list)
@@ -83,7 +86,7 @@ def load(store: Store, version: BrokerVersion) -> Load:
 
 def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     """Check consumequeue_ext, which a broker loads with its queues if enableConsumeQueueExt is set.
-    Without a configuration file, an existing folder counts as set.
+    Without a configuration file, the option counts as set if the folder exists.
     """
     conf = store.sizes.conf.values
     if store.sizes.conf.path and not conf.get("consumequeue_ext"):
@@ -98,7 +101,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def relative(store: Store, path: str) -> str:
-    """Return a path as a plan shows it: relative to the root if it is inside the root, else
+    """Return a path as plans show it: relative to the store's root if it is inside the root, else
     absolute.
     """
     below = vfs.relpath(path, store.root)
@@ -106,7 +109,7 @@ def relative(store: Store, path: str) -> str:
 
 
 def queue_file_size(store: Store) -> int | None:
-    """Return the size of a broker's consume queue files; None if unknown."""
+    """Return the size of a broker's consume queue files in bytes; None if unknown."""
     size = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
     return layout.file_size(size) if size else queue_size(
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
@@ -130,7 +133,7 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
     """Check the epoch file of the controller mode: a broker that cannot read it does not start.
-    Without a configuration file, the store's files show whether the mode is on.
+    Without a configuration file, the store's files show whether the controller mode is on.
     """
     conf = store.sizes.conf
     if version.generation < _FIVE or not store.layout.controller or (
@@ -191,8 +194,8 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
 
 
 def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
-    """Process a file that does not fit the sequence; a broker deletes it if it is empty and the
-    last.
+    """Process a file that does not fit the sequence; a broker deletes the file if it is empty and
+    the last one.
     """
     name = os.path.basename(odd.path)
     if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
@@ -202,8 +205,8 @@ def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether a broker sees a length of 0. It checks neither the name nor the kind of a
-    file, except for folders.
+    """Return whether a broker regards a file as empty. The broker checks only the length of the
+    file and that it is not a folder.
     """
     try:
         info = vfs.stat(path)
@@ -226,8 +229,8 @@ def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
 
 
 def _batch_types(store: Store, loading: Load) -> None:
-    """Check (5.x) that each queue's folder is of the type that the topic's configuration
-    requires.
+    """Check (5.x) that the folder of each queue is of the type (batch or plain) that the topic's
+    configuration requires.
     """
     if known_topics(store) is None:
         return

@@ -1,9 +1,9 @@
 """Prediction for a store whose consume queues have an unsupported format, from the log, the small
 files and the file names alone (spec: rocksdb.md §4, recovery.md §2-§4).
 
-Recovery begins at a file that depends on the consume queues. So the end of the log is determined
-for every file at which recovery may begin. If all results agree, the end is known; otherwise only
-messages beyond the furthest end are certainly lost.
+The file at which recovery begins depends on the consume queues. So the end of the log is determined
+for every file at which recovery may begin. If all these ends are equal, the end is known; otherwise
+only messages beyond the last of these ends are certainly lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class End(NamedTuple):
 
 
 def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loading: Load) -> None:
-    """Fill in the results that do not depend on the consume queues.
+    """Add to a prediction the results that do not depend on the consume queues.
     Raises: StoreIOError.
     """
     reason = store.layout.unread[QUEUES]
@@ -67,8 +67,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
 
 
 def _look(predicted: Prediction, log: CommitLog) -> str | None:
-    """Count the intact messages of the whole log, and those that clients cannot decode; add notes
-    on damage.
+    """Count the intact messages of the whole log, and the messages that clients cannot decode.
+    Return a note on damage; None if the log is not damaged.
     """
     count, places, first = MessageCounts(), 0, None
     for batch in log.walk():
@@ -89,7 +89,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
 
 
 def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
-    """Determine the end of the log and the messages that are lost there."""
+    """Determine the end of the log after recovery, and the messages that are lost beyond it."""
     # The files in which a recovery may begin; after a clean end older brokers ignore the queues.
     if not store.has_abort and not version.normal_by_queues:
         number, predicted.start_reason = start_file(store, log, version, -1)
@@ -120,8 +120,8 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
 
 
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
-    """Return the ends of the log for recoveries that begin in the files ``starts`` (ascending
-    numbers), in log order. Every byte is read once.
+    """Return the possible ends of the log, in log order, for recoveries that begin in the files
+    with the numbers ``starts`` (ascending). Every byte is read at most once.
     Raises: StoreIOError.
     """
     ends: list[End] = []
@@ -145,7 +145,7 @@ def _case(store: Store, log: CommitLog, end: End, cost: TailMessages) -> str:
 
 
 def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load) -> None:
-    """Add the effects of the start on files that do not depend on the consume queues."""
+    """Add those actions of the start that do not depend on the consume queues."""
     saved = checkpoint(store)
     actions.emptied(predicted, store, loading)
     if predicted.truncate_to is not None:

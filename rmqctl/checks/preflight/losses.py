@@ -1,5 +1,5 @@
-"""The account of the losses of a store, the single source for all commands
-(`rmqctl.checks.losses`).
+"""The account of a store's losses (`rmqctl.checks.losses`), from which all commands take their
+figures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rmqctl.store.store import Store
 
 def losses(store: Store, plan: PlannedLosses | None = None,
            progress: Callable[[int], None] | None = None) -> Losses:
-    """Return the messages of a store that are lost, would be lost by the next startup, are
-    undecided, or were replaced; with a ``plan``, after it is carried out. Reads the whole log and
-    passes its bytes to ``progress``.
+    """Return the numbers of messages of a store that are lost, would be lost by the next startup,
+    are undecided, or were replaced. ``plan``: a repair whose result is included. Reads the whole
+    log and passes the number of bytes read to ``progress``.
     Raises: StoreIOError.
     """
     account = preflight(store, progress=progress).account

@@ -1,5 +1,5 @@
-"""Intact messages that a start loses: truncated, or left in the log without an entry or stored in
-only one of several files with the same name.
+"""Intact messages that a start loses: messages that it truncates, messages in the log without a
+consume queue entry, and messages in only one of several files with the same name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def intact(batch: Batch) -> Array:
 
 
 def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
-    """Return the number of intact messages by topic in a part of the log."""
+    """Return the number of intact messages of each topic in a part of the log."""
     topics = _Topics()
     for batch in log.walk(start, end, whole=True):
         if len(batch):
@@ -56,7 +56,9 @@ def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class MessageCounts:
-    """Counts of messages of a log during a scan."""
+    """Numbers of messages of a log, counted during a scan. ``first_damaged``: physical offset of
+    the first message with damaged properties.
+    """
 
     intact: int = 0
     replaced: int = 0
@@ -106,7 +108,9 @@ class _Topics:
         self.by_topic: Counter[str] = Counter()
         self.first: list[LostMessage] = []
         self.times: list[int] = []
-        """The earliest and the latest store time (ms); empty before the first message."""
+        """The earliest and the latest store time (ms) of the counted messages; empty if none was
+        counted.
+        """
         self.undecided = 0
         """Number of counted messages that may be messages or part of the body of a
         damaged message.
@@ -120,9 +124,7 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Return the noted columns of messages: the number of the topic, and the fields of
-        `_NOTED`.
-        """
+        """Return columns of messages: the number of the topic, and the fields `_NOTED`."""
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:
@@ -167,8 +169,8 @@ class TailMessages(_Topics):
 class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
-    ``superseded`` counts those whose queue offset belongs to a message before that end: these are
-    left from an earlier truncation and no longer belong to a queue.
+    ``superseded``: number of messages beyond the end whose queue offset belongs to a message before
+    the end. They are left from an earlier truncation, and are not counted as lost.
     """
 
     def __init__(self, queues: RecoveredQueues, end: int) -> None:
@@ -178,15 +180,15 @@ class TruncatedMessages(_Topics):
         self.offsets: dict[int, OffsetRuns] = {}
         """Queue offsets of the messages, by queue number."""
         self._pending: list[tuple[list[Array], Array, list[BatchClaims]]] = []
-        """Columns of the messages of batches, which messages count, and the entries they should
-        have.
+        """For each pending batch: the columns of its messages, whether each message counts, and the
+        entries that the messages should have.
         """
         self._held = 0
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None, *, whether: bool = False) -> None:
-        """Collect the messages. ``look`` receives all batches. ``whether``: stop at the first
-        message that counts.
+        """Collect the messages. ``look`` receives all batches. ``whether``: whether to stop at the
+        first message that counts.
         """
         for number, file in enumerate(log.files):
             if file.end <= self._end:
@@ -290,10 +292,9 @@ class Unreachable:
             self._held += len(number)
 
     def cut(self, log: CommitLog, end: int) -> None:
-        """Process entries that truncation removed, including entries that point before the end of
-        the log.
+        """Count the messages before the end of the log whose entries the truncation removed.
 
-        A wild entry also removes the entries after it.
+        If an entry wrongly points beyond the end of the log, the entries after it are removed, too.
         """
         for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.disk_end or not isinstance(
@@ -311,8 +312,8 @@ class Unreachable:
                                 first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
-        """Record that the records ``put`` (bool), already counted as without an entry, do get their
-        entry.
+        """Record that the records selected by ``put`` (bool) get their entry after all, although
+        they were counted as records without an entry.
         """
         for claim in self._queues.expected(batch):
             for queue, count in zip(*np.unique(claim.number[put[claim.record]],
@@ -321,7 +322,7 @@ class Unreachable:
             collect(self._regained, claim, put[claim.record])
 
     def offsets(self) -> dict[int, OffsetRuns]:
-        """Return the queue offsets of all messages without an entry in the end, by queue number."""
+        """Return, by queue number, the queue offsets of messages that remain without an entry."""
         return {number: runs.without(self._regained[number]) if number in self._regained else runs
                 for number, runs in self.without_row.items()}
 
@@ -347,8 +348,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Return a boolean array: whether messages have an entry at their queue offset. In most
-        stores all messages have one, so this check is as cheap as possible for each queue.
+        """Return a boolean array: whether each message has an entry at its queue offset. In most
+        stores all messages have this entry, so the check is optimized for that case.
         """
         # Queue by queue in the order of queue offsets: one read for each, if the offsets are close.
         order = np.lexsort((offset, number))
@@ -383,7 +384,7 @@ class Unreachable:
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
-    """Return a boolean array: whether each message has its entry."""
+    """Return a boolean array: whether each message has an entry, at any position of the queue."""
     if isinstance(queue, BatchQueue):
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
@@ -421,7 +422,9 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
 
 
 def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> None:
-    """Add the queue offsets of the entries selected by ``which`` (bool), by queue number."""
+    """Add the queue offsets of the entries selected by ``which`` (bool) to the ``runs`` of their
+    queues.
+    """
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):
         numbered = rows[part]
@@ -430,7 +433,7 @@ def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> No
 
 
 def by_queue(number: Array) -> list[Array]:
-    """Return, for each queue number, the positions of its items."""
+    """Return, for each distinct queue number, the indices of its items in ``number``."""
     order = np.argsort(number, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []
 
@@ -441,8 +444,9 @@ class DuplicateFiles(NamedTuple):
     A broker sorts the files of all folders by bare name, and takes the folders in the order of a
     Java `HashSet` of their paths, so the order of two files of the same name is unknown. It reads a
     physical offset from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to
-    the last. So data that only one of the files has is found or not by chance. ``differing``:
-    intact messages before the end of the log that not all of the files have.
+    the last. So chance decides whether it finds data that only one of the files contains.
+    ``differing``: number of intact messages before the end of the log that at least one of the
+    files lacks.
     """
 
     files: list[StoreFile]
@@ -450,7 +454,7 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """Return file names that occur several times in ``log``, whose end is ``end``.
+    """Return the groups of files with the same name in ``log``, whose end is ``end``.
     Raises: StoreIOError.
     """
     duplicates: list[DuplicateFiles] = []
@@ -464,8 +468,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Return the number of intact messages of file ``number`` that start before ``end`` and that
-    not all of the files ``numbers`` have.
+    """Return the number of intact messages of file ``number`` that start before ``end`` and that at
+    least one of the files ``numbers`` lacks.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

@@ -26,9 +26,9 @@ from rmqctl.store.store import Store
 
 
 class MissingMessages(NamedTuple):
-    """Messages that a store has lost. ``known_lost``: messages that entries, index or consumer
-    offsets show but the log lacks, None if that cannot be determined. ``in_repairs``: messages that
-    repairs dropped. ``discarded``: undecided records that repairs dropped.
+    """Numbers of messages that a store has lost. ``known_lost``: messages that entries, index or
+    consumer offsets show but the log lacks (None: unknown). ``in_repairs``: messages that repairs
+    dropped. ``discarded``: undecided records that repairs dropped.
     """
 
     known_lost: int | None = None
@@ -41,7 +41,7 @@ class MissingMessages(NamedTuple):
 
     @property
     def counted(self) -> int | None:
-        """Return the lost messages; None if they cannot be determined."""
+        """Return the number of lost messages; None if it cannot be determined."""
         return None if self.known_lost is None else self.already
 
     @property
@@ -50,11 +50,11 @@ class MissingMessages(NamedTuple):
 
 
 def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> MissingMessages:
-    """Return the messages that a store has lost, as `preflight` counts them.
+    """Return the numbers of messages that a store has lost, as `preflight` counts them.
 
-    ``damaged``: the caller has found damage in the log. If it has found none and no log file is
-    missing, only messages after the end of the log can be lost, so the log is not read again. The
-    log is not read again either if ``seen``, the results of a complete verification, suffice.
+    ``damaged``: whether the caller has found damage in the log. Without damage and without missing
+    log files, only messages after the end of the log can be lost, so the log is not read again.
+    ``seen``: results of a complete verification; if they suffice, the log is not read again either.
     """
     if not store.layout.reads(LOG):
         return MissingMessages()
@@ -73,8 +73,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
 
 
 class Beyond(NamedTuple):
-    """Lost messages after a position in the log: their number, and the ``places`` (positions) of
-    those that entries or index show.
+    """Lost messages after a position in the log: their number, and the positions (``places``) of
+    the messages that entries or the index show.
     """
 
     messages: int = 0
@@ -82,8 +82,8 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """Return the lost messages that entries, index and committed offsets show from the physical
-    offset ``end`` on, where a repair truncates the log. Afterwards nothing proves these messages.
+    """Return the lost messages that entries, index and committed offsets prove from the physical
+    offset ``end`` on, where a repair truncates the log. After the repair, nothing proves them.
     Raises: StoreIOError, UsageError.
     """
     looked_from = _looked_from(store, end)[1]
@@ -115,8 +115,8 @@ def known_by_checkpoint(store: Store) -> int:
 
 
 def _predicted(store: Store) -> Prediction:
-    """Return the prediction including earlier losses, for the whole log if a start would truncate
-    messages.
+    """Return a prediction that includes earlier losses. The whole log is read if a start would
+    truncate messages.
     Raises: StoreIOError, UsageError.
     """
     predicted = preflight(store, full=False)
@@ -127,15 +127,15 @@ def _after_the_end(store: Store) -> bool:
     """Return whether entries, index or consumer offsets may show messages after the end of the log.
 
     This is true in every case in which `preflight` counts lost messages in an undamaged log, and in
-    some others.
+    some cases in which it counts none.
     """
     start = last_dispatched(store)
     return True if start is None else _looked_from(store, start)[0] > 0
 
 
 def _looked_from(store: Store, start: int) -> tuple[int, Array]:
-    """Return (lost messages, positions of the messages that entries or index show) of a log
-    examined from the physical offset ``start`` on.
+    """Examine the log from physical offset ``start`` on. Return the number of lost messages, and
+    the positions of the lost messages that entries or the index show.
     """
     version = version_of(default_release(store))
     holder = store.lock

@@ -1,11 +1,11 @@
-"""Lost messages that only consumer offsets show, without an entry or a record.
+"""Lost messages that only consumer offsets show; they have no entry and no record.
 
-A committed offset proves that there were messages before it, but not reliably: `config/` may be
-edited by hand, copied from another cluster, left over from a topic of the same name, or damaged. So
-an offset beyond the known end of a queue counts only if there is other evidence that the log had
-more data, and if the log has space for that many missing messages: in its holes, between its end
-and the end of the last file, and in one more file, which a broker creates ahead. Offsets that do
-not count are listed (``positions_unclear``).
+A committed offset shows that there were messages before it, but not reliably: `config/` may be
+edited by hand, copied from another cluster, left over from a deleted topic of the same name, or
+damaged. So an offset beyond the known end of a queue counts only if other evidence shows that the
+log had more data, and if the log has space for that many missing messages: in its holes, between
+the end of the log and the end of the last file, and in one more file, which a broker creates ahead.
+Offsets that do not count are listed in ``positions_unclear``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MAX_NAMED = 3
 
 
 class WalkFacts(NamedTuple):
-    """Results of the scans. ``end``: physical offset after the last intact record. ``holes``: bytes
-    before ``end`` without intact data. ``seen``: for each queue number, the queue offset after its
-    last record. ``last_time``: store time (ms) of the last record that a broker accepts, None
-    without such a record.
+    """Results of the scans. ``end``: physical offset after the last intact record. ``holes``:
+    number of bytes before ``end`` without intact data. ``seen``: for each queue number, the queue
+    offset after the last record of the queue. ``last_time``: store time (ms) of the last record
+    that a broker accepts (None: no such record).
     """
 
     log: CommitLog
@@ -65,11 +65,11 @@ class OffsetJudge:
     def __init__(self, store: Store, queues: RecoveredQueues, facts: WalkFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
         self.lost: dict[int, tuple[int, int]] = {}
-        """Half-open ranges of queue offsets of the counted losses, by queue number."""
+        """By queue number, the half-open range of queue offsets of the messages counted as lost."""
 
     def judge(self, predicted: Prediction) -> Counter[str]:
-        """Return lost messages by topic; set ``offsets_beyond_end`` and add notes on what is
-        unknown.
+        """Return the number of lost messages by topic; set ``offsets_beyond_end`` of the prediction
+        and add notes on uncertain losses.
         """
         # Offsets beyond the end of their queue, and beyond the known losses.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
@@ -137,8 +137,8 @@ class OffsetJudge:
 
     def _end_of(self, numbers: dict[tuple[str, int], int],
                 predicted: Prediction) -> Callable[[str, int], int]:
-        """Return a function that returns the end of a queue after the start, or its current end if
-        no start succeeds.
+        """Return a function that returns the end of a queue after the start; if the broker does not
+        start, the current end of the queue.
         """
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
 
@@ -161,8 +161,8 @@ class OffsetJudge:
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Return the size in bytes of the smallest of a queue's last messages, or the minimum size
-        of a message if none has an entry.
+        """Return the size in bytes of the smallest of a queue's last messages; if no message has an
+        entry, the minimum size of a message.
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
@@ -178,8 +178,8 @@ class OffsetJudge:
         return max(least, int(sizes.min())) if len(sizes) else least
 
     def _went_on(self, number: int) -> bool:
-        """Return whether anything other than offsets shows that this log and this queue had more
-        data.
+        """Return whether evidence other than committed offsets shows that this log and this queue
+        may have had more data.
         """
         saved, state = self._store.checkpoint, self._queues.states[number]
         last = self._facts.last_time
@@ -189,8 +189,8 @@ class OffsetJudge:
         return when > last or saved.confirm_phy_offset > self._facts.end
 
     def _known_end(self, number: int) -> int:
-        """Return the offset after the last queue offset that an entry or a message shows; 0 without
-        any.
+        """Return the queue offset after the last one that an entry or a message shows; 0 if none
+        does.
         """
         state = self._queues.states[number]
         on_disk = 0
@@ -201,7 +201,7 @@ class OffsetJudge:
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
     def _is_recreated(self, number: int) -> bool:
-        """Return whether a queue begins at 0 although its log does not. The topic may have been
+        """Return whether the queue begins at 0 although the log does not. The topic may have been
         deleted and created again, so that offsets of the old topic prove nothing.
         """
         queue, log = self._queues.states[number].queue, self._facts.log

@@ -1,8 +1,7 @@
 """preflight: predict what a broker does to a store at startup, without doing it.
 
 spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` only reads. It follows
-the broker's steps in their order and keeps the result of each step in memory as far as the next
-step needs it.
+the broker's steps in their order, and keeps in memory what the next steps need of each result.
 """
 
 from __future__ import annotations
@@ -64,23 +63,24 @@ from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
 _MAX_TOPICS = 3
-"""Maximum number of listed topics."""
+"""Maximum number of topics that a note names."""
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
               progress: Progress | None = None, machine: StartEnvironment | None = None,
               seen: RangeResult | None = None) -> Prediction:
-    """Return what a broker of ``broker_version`` does at startup. None: the version that the store
-    was created for, else the version that represents its generation. If rmqctl does not read the
-    format of the consume queues, only the log is judged (``not_judged``); if it does not read the
-    format of the configuration, everything else is judged; if the layout of the log is unclear,
-    nothing is judged.
+    """Return what a broker of ``broker_version`` does at startup (None: the version that the store
+    was created for, else the version that represents its generation).
 
-    ``full``: search the whole log for messages without an entry, not only in the part that the
-    broker reads; once messages are known to be lost, nothing else is searched. ``progress``
-    receives bytes of the log. ``machine``: the clock and the disk at startup; None: effects of
-    clock and disk are not predicted. ``seen``: the results of a verification pass over the log,
-    which is not read again if all is sound.
+    ``not_judged`` of the result names the structures that rmqctl cannot read. If the format of the
+    consume queues is unsupported, only the log is judged. If the format of the configuration is
+    unsupported, everything else is judged. If the layout of the log is unclear, nothing is judged.
+
+    ``full``: whether to search the whole log for messages without an entry. Otherwise, only the
+    part that the broker reads is searched, and the search ends as soon as messages are known to be
+    lost. ``progress`` receives the number of bytes read since the last call. ``machine``: clock and
+    disk at startup (None: their effects are not predicted). ``seen``: results of a verification
+    pass over the log; if the log is sound, it is not read again.
     Raises: UsageError for a version that cannot be predicted, StoreIOError if the log cannot be
     read.
     """
@@ -93,8 +93,8 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
              progress: Progress | None, machine: StartEnvironment | None,
              seen: RangeResult | None) -> Prediction:
-    """Return the prediction of one broker's startup on the files that it opens, and of its first
-    minutes.
+    """Return the prediction of a broker's startup on the files that it opens, and of the first
+    minutes after the startup.
     """
     version = as_configured(store, version)
     predicted = _of_log_and_queues(store, release, version, full, progress, seen)
@@ -189,13 +189,13 @@ class _Start:
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
         self.skipped: list[int] = []
-        """Positions at which the run-time dispatcher skips to the next file, in files that recovery
-        did not read.
+        """Positions, in files that recovery did not read, from which the run-time dispatcher skips
+        to the next file.
         """
         self.count = MessageCounts()
         self.seen = seen
         self.sound: SoundLog | None = None
-        """Results of an earlier pass over the log, so that it is not read again."""
+        """Results of an earlier pass over a sound log, which is then not read again."""
         self.ledger: Ledger | None = None
         """The remaining DLedger data; None for a plain log."""
 
@@ -336,7 +336,9 @@ class _Start:
                         bytes=plural(ledger.end - cut, "byte"), cut=cut))
 
     def _table(self) -> None:
-        """Build the table of queue offsets: 5.x fails at a queue whose last file has no entry."""
+        """Build the broker's table of queue offsets, which fails in 5.x for a queue whose last file
+        has no entry.
+        """
         predicted = self.predicted
         if not self.version.empty_queue_file_fails:
             return
@@ -351,7 +353,7 @@ class _Start:
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
-        """Dispatch the messages after recovery (4.x: from the end of the queues on)."""
+        """Dispatch messages after recovery; 4.x starts at the end of the queues."""
         assert self.predicted.truncate_to is not None
         # Where the broker begins to dispatch.
         end, log = self.predicted.truncate_to, self.log
@@ -392,7 +394,7 @@ class _Start:
         self.reput_start = min(start, end)
 
     def _older(self) -> None:
-        """Read the part of the log that the broker does not read."""
+        """Process the part of the log that the broker does not read at startup."""
         end = self.start
         if self.clean and (self.version.reput_from_queues or self.ledger is not None):
             end = min(self.reput_start, self.predicted.truncate_to or 0)
@@ -460,7 +462,7 @@ class _Start:
                 "config/topics.json; deleted topics are not counted", count=count))
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
-        """Count the messages of a batch, or of its part ``before`` a physical offset."""
+        """Count the messages of a batch, or only the messages ``before`` a physical offset."""
         self.count.add(batch, before)
 
     def _beyond(self, batch: Batch) -> None:

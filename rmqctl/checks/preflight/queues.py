@@ -1,4 +1,5 @@
-"""State of the consume queues after a broker's recovery, and the entries that dispatching adds.
+"""State of the consume queues after a broker's recovery, and the entries that the dispatch of
+messages adds.
 
 spec: consumequeue.md §4, §6 and §9. Everything happens in memory; entries are only counted.
 """
@@ -55,7 +56,7 @@ class BatchClaims:
 
 
 class RecoveredQueues:
-    """All queues of a store, found and recovered; `dispatch` continues from there."""
+    """All queues of a store in the state after recovery; `dispatch` adds entries to them."""
 
     def __init__(self, store: Store, version: BrokerVersion) -> None:
         self._version, self._store = version, store
@@ -64,8 +65,8 @@ class RecoveredQueues:
         self._numbers: dict[tuple[str, QueueKey], int] = {}
         self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
-        """True if entries go into a database: each one to its own queue offset, replacing an
-        existing entry.
+        """Whether entries are stored in a database: each entry at its own queue offset, where it
+        replaces an existing entry.
         """
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
         for state in recovered_queues(store, version):
@@ -80,7 +81,9 @@ class RecoveredQueues:
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
         self._latest: tuple[Batch, list[BatchClaims]] | None = None
         self.logics_timestamp = 0
-        """Store time of the last dispatched message with an entry; 0 without such a message."""
+        """Store time (ms) of the last dispatched message with an entry; 0 if there is no such
+        message.
+        """
 
     def _take(self, state: QueueState) -> int:
         number = self._numbers[state.kind, state.key] = len(self.states)
@@ -104,26 +107,27 @@ class RecoveredQueues:
 
     @property
     def max_physic(self) -> int:
-        """Return the physical offset up to which the queues record the log as dispatched; -1
-        without queues.
+        """Return the physical offset up to which the log is dispatched according to the queues; -1
+        if there are no queues.
         """
         if self.in_rocksdb:
             return self._checkpoint
         return max((state.max_physic for state in self.states), default=-1)
 
     def positions(self) -> dict[QueueKey, tuple[int, int]]:
-        """Return the progress of each plain queue: (queue offset after its last entry,
-        ``max_physic``).
+        """Return the progress of each plain queue: the queue offset after its last entry, and its
+        ``max_physic``.
         """
         return {state.key: (state.end, state.max_physic) for state in self.states
                 if state.kind == PLAIN}
 
     def least_made(self, state: QueueState) -> int | None:
-        """Return the min offset that the broker assumes for a rebuilt queue with ``blanked``
-        fillers before its first entry; None if the offset depends on an unknown file size.
+        """Return the minimum queue offset that the broker assumes for a rebuilt queue with
+        ``blanked`` padding entries before its first entry; None if it depends on an unknown file
+        size.
 
-        4.x treats a filler as the entry of the message at 0 (`correctMinOffset`, consumequeue.md
-        §5).
+        4.x treats a padding entry as the entry of the message at 0 (`correctMinOffset`,
+        consumequeue.md §5).
         """
         if self._version.generation >= 5 or self._store.log.min_offset > 0 or not state.blanked:
             return state.blanked
@@ -135,7 +139,7 @@ class RecoveredQueues:
 
     @property
     def rocksdb_trouble(self) -> str:
-        """Return a sentence on the unreadable parts of a database; "" if there are none."""
+        """Return why parts of the database are unreadable; "" if all of it is readable."""
         return "" if self._rocksdb is None else self._rocksdb.trouble
 
     # -- truncation -----------------------------------------------------------------------------
@@ -163,8 +167,8 @@ class RecoveredQueues:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
 
     def left_beyond(self, log_end: int | None) -> list[QueueState]:
-        """Return queues in RocksDB whose last entry points beyond the end of the log both before
-        and after the start.
+        """Return the queues in RocksDB whose last entry points beyond the end of the log even after
+        the start.
         """
         if not self.in_rocksdb or log_end is None:
             return []
@@ -205,11 +209,11 @@ class RecoveredQueues:
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
-        """Put the entries of the records ``which`` (bool); return a boolean array: whether each
-        record now has an entry.
+        """Write the entries of the records selected by ``which`` (bool). Return a boolean array:
+        whether the entry of each record was written.
 
-        A record whose entry already existed counts only if its entry is put again. ``odd``: the
-        batch is a single record with a wrong physical offset.
+        Existing entries that are not written again do not count. ``odd``: whether the batch is a
+        single record with a wrong physical offset.
         """
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")
@@ -253,8 +257,8 @@ class RecoveredQueues:
                   place + batch.column("total_size")[record])
 
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Put entries (``behind``: the ends of their records); return a boolean array: whether each
-        entry is written.
+        """Write entries (``behind``: physical offsets after their records). Return a boolean array:
+        whether each entry was written.
         """
         done: Array = np.zeros(len(number), bool)
         if not len(number):
@@ -291,8 +295,8 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
 
 def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
                     done: Array) -> None:
-    """Put entries at their own queue offsets; record the last entry as the last of the queue
-    (rocksdb.md §4).
+    """Write entries at their own queue offsets, and record the last of them as the last entry of
+    the queue (rocksdb.md §4).
     """
     part = part[offset[part] >= 0]
     if not len(part):

@@ -1,8 +1,8 @@
-"""The second startup after the predicted one: clean, and without new messages in between.
+"""Prediction of the second startup: after a clean shutdown, without new messages.
 
 A recovery reads only the last files of the log. After an unclean shutdown it may begin at a later
-file than after a clean one, and so skip older damage; the next start then truncates the log at this
-damage (spec: recovery.md §3, §4).
+file than after a clean shutdown, and so skip older damage; the next start then truncates the log at
+this damage (spec: recovery.md §3, §4).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
                  begun: int, reach: int) -> SecondStart | None:
-    """Return how the second start differs from the ``first`` one, whose recovery began at the
-    physical offset ``begun``; None if the second start keeps all messages. ``reach``: the physical
-    offset that the consume queues reach after the first start.
+    """Return the second start if it loses messages; None if it keeps all messages. ``first``: the
+    prediction of the first start, whose recovery begins at physical offset ``begun``. ``reach``:
+    physical offset that the consume queues reach after the first start.
     Raises: StoreIOError.
     """
     end = first.truncate_to or 0

@@ -1,7 +1,7 @@
-"""Startup with the broker's configuration file, for each release that may be started.
+"""Prediction of startups with the broker's configuration file, one for each possible release.
 
-`rmqctl.checks.preflight.preflight` follows one start on the files that the broker opens. This
-module determines these files and combines the outcomes.
+`rmqctl.checks.preflight.preflight` predicts one start on the files that the broker opens. This
+module determines these files and combines the predictions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
-"""Function (store, release, its rules, whether to examine the whole log) -> outcome of a start."""
+"""Function that predicts one start. Parameters: the store, the release, the rules of the release,
+and whether to examine the whole log.
+"""
 
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
     """Return the prediction for a broker of the release ``given`` (None: the release that the files
-    show), and the outcomes for every other possible release, as far as a broker reads.
+    show). Its ``others`` are the predictions for all other possible releases, for the part of the
+    log that a broker reads.
     """
     releases = judged(store, given)
     outcomes: list[Prediction] = []
@@ -42,7 +45,7 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
 
 
 def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
-    """Return the start of a broker of ``release`` that follows the configuration file of
+    """Return the prediction for a broker of ``release`` that uses the configuration file of
     ``store``.
     """
     followed = follow(store, release, version_of(release))
@@ -69,8 +72,8 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
-    """Return the prediction of a start in another folder, which neither changes nor serves this
-    store.
+    """Return the prediction for a broker that starts on another folder, so that it does not change
+    or serve this store.
     """
     prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
                             profile=followed.version.name, mendable=store.layout.is_mended)

@@ -1,4 +1,5 @@
-"""Pending timed messages that the start never delivers, and clock errors that prevent delivery.
+"""Pending timed messages that are not delivered after the start, and clock errors that prevent
+delivery.
 
 spec: timer-and-others-5x.md §1.5; `rmqctl.broker.timer` reads the timer files as a broker does.
 """
@@ -96,7 +97,7 @@ def _losses(start: TimerStart) -> list[Loss]:
 
 
 def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Loss]:
-    """Return pending messages that were enqueued but are not in the timer log."""
+    """Return the loss of pending messages that were enqueued but are not in the timer log."""
     units = files.units(start.checked.last_read_time_ms // files.precision)
     with_unit = set(units.physical.tolist())
     count = sum(message.physical not in with_unit
@@ -112,7 +113,7 @@ def _gone(start: TimerStart) -> Loss:
 
 
 def _clock(predicted: Prediction, store: Store, now: int) -> None:
-    """Add a note if a clock differs widely from the store time of the newest message."""
+    """Add a note if ``now`` differs widely from the store time of the newest message."""
     newest = newest_stored(store)
     if newest is None:
         return
@@ -127,8 +128,8 @@ def _clock(predicted: Prediction, store: Store, now: int) -> None:
 
 
 def newest_stored(store: Store) -> int | None:
-    """Return the store time (ms) of the newest message, from the last record of the log, or from
-    the checkpoint if its times are later.
+    """Return the store time (ms) of the newest message: the later of the times in the last record
+    of the log and in the checkpoint; None if both are missing.
     """
     last, checkpoint = find_end(store).last, store.checkpoint
     times = [0 if last is None else last.store_timestamp,

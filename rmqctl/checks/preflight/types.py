@@ -37,8 +37,8 @@ _TELLING = ("commitlog", "consumequeue")
 
 
 class QueueChange(NamedTuple):
-    """A queue whose messages are dispatched again. ``kept``: names of the remaining files; the
-    broker appends after them.
+    """A queue whose messages are dispatched again. ``added``: number of new entries. ``kept``:
+    names of the remaining files, after which the broker appends.
     """
 
     kind: str
@@ -53,9 +53,9 @@ class QueueChange(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """The metadata of consume queues in RocksDB: for each queue, the queue offset after the last
-    entry and the position of the last message; ``checkpoint``: physical offset up to which the log
-    is dispatched.
+    """The metadata of consume queues in RocksDB. ``queues``: for each queue, the queue offset after
+    the last entry and the physical offset of the last message. ``checkpoint``: physical offset up
+    to which the log is dispatched.
     """
 
     queues: dict[tuple[str, int], tuple[int, int]]
@@ -75,8 +75,9 @@ class LostMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SecondStart:
-    """A clean start after the predicted one, which truncates the log at ``truncate_to``, unlike the
-    first start: recovery begins at ``start_file`` and reaches older damage (``stop_reason``).
+    """A clean start after the predicted start. Unlike the predicted start, it truncates the log at
+    ``truncate_to``: its recovery begins at ``start_file`` and reaches older damage
+    (``stop_reason``).
     """
 
     start_file: str
@@ -103,10 +104,11 @@ class SecondStart:
 
 
 class DiskUse(NamedTuple):
-    """The cleaner's actions. ``deletes_files``: log files that the cleaner deletes in the first
-    minutes because the disk is full, with the number of their messages (None: unknown).
-    ``expires_files``: files older than ``fileReservedTime``. ``not_judged``: reason why the disk
-    was not judged; there are no ratios then.
+    """The cleaner's actions. ``deletes_files``: number of log files that the cleaner deletes in the
+    first minutes because the disk is full. ``expires_files``: number of files older than
+    ``fileReservedTime``. ``deletes_messages``, ``expires_messages``: numbers of the messages in
+    these files (None: unknown). ``used_ratio``: disk usage; None if the disk was not judged for the
+    reason ``not_judged``.
     """
 
     used_ratio: float | None
@@ -128,16 +130,17 @@ class DiskUse(NamedTuple):
 
 @dataclass(slots=True)
 class Prediction:
-    """The complete prediction. Offsets are physical, in bytes.
+    """The complete prediction. Offsets are physical, in bytes; most other figures are numbers.
 
-    ``truncate_to``: the end of the log for the broker; None if it does not start.
-    ``messages_lost``: intact messages that are truncated. ``superseded``: truncated messages whose
-    queue offset already belongs to another message, left by an earlier truncation. ``unreachable``:
-    messages that stay in the log without an entry in their queue (None: not searched in the whole
-    log). ``rows_lost``: queue entries that are deleted because the log is empty.
-    ``messages_already_lost``: messages that consume queues, index or committed offsets show but the
-    log no longer has; messages of unknown topic are not counted by topic. All were stored between
-    ``already_lost_from`` and ``already_lost_to`` (ms; None: unknown).
+    ``truncate_to``: where the log ends after the startup; None if the broker does not start.
+    ``messages_lost``: intact messages that the startup truncates. ``superseded``: intact messages
+    beyond the end of the log, left by an earlier truncation, whose queue offset now belongs to
+    another message. ``unreachable``: messages that remain in the log without a consume queue entry
+    (None: not the whole log was searched). ``rows_lost``: queue entries that are deleted because
+    the log is empty. ``messages_already_lost``: messages that consume queues, index or committed
+    offsets show but the log no longer contains; messages of an unknown topic are not counted by
+    topic. All of them were stored between ``already_lost_from`` and ``already_lost_to`` (ms; None:
+    unknown).
     """
 
     broker_version: str
@@ -145,10 +148,10 @@ class Prediction:
     profile: str = ""
     """The version whose rules apply to ``broker_version``; see `rmqctl.broker.versions`."""
     mendable: bool = True
-    """True if `recover` plans anything for such a store."""
+    """Whether `recover` can plan a repair for a store with this layout."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
-    """The log files that the broker works on."""
+    """The log files that the broker loads."""
     table: dict[str, int] = field(default_factory=dict)
     """The next queue offset of every plain queue: ``{"TopicTest-3": 17}``."""
     refusals: list[str] = field(default_factory=list)
@@ -160,61 +163,65 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
-    """Number of records, in everything that was read, that may be messages or part of the body of a
-    damaged message.
+    """Number of records, in the part of the log that was read, that may be messages or part of the
+    body of a damaged message.
     """
     cut_undecided: int = 0
     """Number of undecided records among ``messages_lost``."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
-    """The first of these messages."""
+    """The first of the truncated messages (``messages_lost``)."""
     lost_from: int | None = None
     lost_to: int | None = None
-    """The earliest and the latest store time (ms) of all these messages."""
+    """``lost_from``, ``lost_to``: the earliest and the latest store time (ms) of all truncated
+    messages; None if unknown.
+    """
     messages: int | None = None
-    """Number of intact messages of the log; None if not all of it was read."""
+    """Number of intact messages of the log; None if the log was not read completely."""
     messages_replaced: int | None = None
-    """Number of intact messages that a repair wrote in place of lost messages, or kept damaged."""
+    """Number of intact messages that a repair wrote in place of lost messages, or kept although
+    their bodies are damaged.
+    """
     messages_damaged: int | None = None
-    """Number of messages with damaged properties, which brokers do not detect; not counted as
-    intact.
+    """Number of messages with damaged properties. Brokers do not detect this damage, but the
+    messages are not counted as intact.
     """
     repairs: RepairLosses = field(default_factory=RepairLosses)
     """Losses of earlier repairs: a start neither restores these messages nor loses them again."""
     in_tier: TierLosses = field(default_factory=TierLosses)
-    """Losses of the tier in the store, once it is verified."""
+    """Losses of the store's tier, set after the tier was verified."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
     shadowed: int = 0
-    """Number of messages that only one of several log files with the same name has; a broker reads
-    only the first of these files, so it finds such messages or not by chance.
+    """Number of messages that only some of several log files with the same name contain. A broker
+    reads only the first of these files, so chance decides whether it finds such a message.
     """
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
-    """Number of lost messages that only committed offsets show."""
+    """Number of lost messages that only committed offsets prove."""
     lost_at_end: int = 0
-    """Number of lost messages that only a checkpoint shows."""
+    """Number of lost messages that only a checkpoint proves."""
     lost_at_least: bool = False
-    """True if more messages may be lost than counted: a checkpoint has only the time of the last
-    message.
+    """Whether more messages may be lost than counted, as the checkpoint contains only the time of
+    the last message.
     """
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
     already_lost_to: int | None = None
     already_lost_places: tuple[int, int] | None = None
-    """The first and the last physical offset of lost messages that entries or index show."""
+    """Lowest and highest physical offset of the lost messages that entries or the index show."""
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
     """Committed offsets for which it is unknown whether messages before them are lost."""
     position_notes: list[str] = field(default_factory=list)
-    """The part of ``notes`` that is about consumer offsets."""
+    """Those ``notes`` that are about consumer offsets."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
-    """The outcome for each queue, in queue offsets; None if queues were not judged."""
+    """The losses of each queue as ranges of queue offsets; None if queues were not judged."""
     consumers: Consumers | None = None
-    """The effect on groups; None if queues or groups were not judged."""
+    """The effect on consumer groups; None if queues or groups were not judged."""
     undecodable: int = 0
-    """Intact messages whose header clients cannot decode (`header_rules.UNDECODABLE`)."""
+    """Number of intact messages whose header clients cannot decode (`header_rules.UNDECODABLE`)."""
     rows_added: int = 0
     rows_cut: int = 0
     rows_lost: int = 0
@@ -222,55 +229,55 @@ class Prediction:
     index_entries: int = 0
     index_duplicates: int = 0
     index_lost: int = 0
-    """Entries of discarded index files that are not recreated."""
+    """Number of entries of discarded index files that are not recreated."""
     index_uncounted: int = 0
-    """Discarded index files whose losses are unknown."""
+    """Number of discarded index files whose lost entries cannot be counted."""
     index_from: int = 0
     """Physical offset before which messages get no index entry even if they are dispatched."""
     leaves: bool = False
-    """True if any bytes, entries or index entries remain beyond the end of the log."""
+    """Whether any bytes, entries or index entries remain beyond the end of the log."""
     cut_off: bool = False
-    """True if a repair has already truncated the log at ``truncate_to``."""
+    """Whether a repair has already truncated the log at ``truncate_to``."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     unopened: bool = False
-    """True if only a consume queue database prevents the start; `recover` rebuilds it."""
+    """Whether a damaged consume queue database prevents the start; `recover` rebuilds it."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in an unsupported format, with the reason; the prediction does not cover them."""
     configuration: list[SettingEffect] = field(default_factory=list)
     """Effects of the broker's configuration file on this start."""
     proven: bool = True
-    """True if the assumed release was requested, or if the files prove it."""
+    """Whether the assumed release was requested, or is proven by the files."""
     others: list[Prediction] = field(default_factory=list)
-    """Outcomes for other possible releases, as far as a broker reads."""
+    """Predictions for other possible releases, for the part of the log that a broker reads."""
     conf_path: str = ""
     log_unopened: bool = False
-    """True if the broker opens another log: the ``messages_lost`` remain on the disk but are not
-    read.
+    """Whether the broker opens another log: the ``messages_lost`` remain on disk, but the broker
+    does not read them.
     """
     assumed: dict[str, Any] = field(default_factory=dict)
-    """Assumed values of settings that are not configured."""
+    """Assumed values of settings that the configuration file does not set."""
     queues: list[QueueChange] = field(default_factory=list)
     metadata: MetadataLosses = field(default_factory=MetadataLosses)
-    """The outcome for topics, groups and committed offsets."""
+    """Losses of topics, groups and committed offsets."""
     other_losses: list[Loss] = field(default_factory=list)
-    """Losses of structures that neither the log nor ``config/`` covers; included in `losses`."""
+    """Losses outside the log, the consume queues and ``config/``; included in `losses`."""
     doomed: list[str] = field(default_factory=list)
-    """Deleted files and folders of log, consume queues and index (relative to the root or
-    absolute), in the order in which a broker deletes them.
+    """Paths of the files and folders of log, consume queues and index that the broker deletes, in
+    the order of deletion: relative to the root, or absolute.
     """
 
     noted: Noted | None = None
     """Metadata of the consume queue database after the start; None if the queues are in files."""
     second_start: SecondStart | None = None
-    """The clean start after this one, if it loses messages that this start keeps."""
+    """The next, clean start, if it loses messages that this start keeps; else None."""
     incurable: int = 0
-    """Number of these messages that no repair of the store can save."""
+    """Number of `losses` that no repair of the store can prevent."""
     refuses_writes: bool = False
-    """True if the broker rejects messages because its disk is full."""
+    """Whether the broker rejects messages because its disk is full."""
     disk: DiskUse | None = None
-    """Actions of the cleaner; None if it was not predicted."""
+    """Actions of the cleaner; None if they were not predicted."""
 
     @property
     def runs_well(self) -> bool:
@@ -281,7 +288,7 @@ class Prediction:
 
     @property
     def recovers(self) -> bool:
-        """Return whether anything is wrong that `recover` may repair."""
+        """Return whether the store has a problem that `recover` may repair."""
         incurable = self.incurable + bool(self.in_tier.messages)  # `recover` repairs no tier
         return not self.starts or len(self.losses) > incurable or bool(
             self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
@@ -289,8 +296,8 @@ class Prediction:
 
     @property
     def misled(self) -> list[SettingEffect]:
-        """Return settings that keep the broker from starting on, or from serving, all data in the
-        store.
+        """Return the settings because of which the broker does not start, or does not serve all
+        data of the store.
         """
         return [setting for setting in self.configuration if setting.effect in FATAL]
 
@@ -312,7 +319,9 @@ class Prediction:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """Return the outcome of a start, as far as the broker reads."""
+        """Return the outcome of a start in a comparable form, for the part of the log that the
+        broker reads.
+        """
         return (self.starts, self.truncate_to, self.is_so_alone, bool(self.messages_lost),
                 self.rows_lost, bool(self.misled))
 
@@ -355,8 +364,8 @@ class Prediction:
 
     @property
     def losses(self) -> list[Loss]:
-        """Return everything that is or would be lost. Verdicts and exit codes depend only on this
-        list.
+        """Return everything that is lost or would be lost. Verdicts and exit codes depend only on
+        this list.
         """
         return [*self._message_losses(), *self.beside_messages]
 
@@ -393,14 +402,14 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether the broker starts without losing anything, including entries that are
-        evidence of a loss.
+        """Return whether a broker of every possible release starts without losing anything,
+        including entries that prove an earlier loss.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
     @property
     def is_so_alone(self) -> bool:
-        """Return `start_is_harmless` for the assumed release alone."""
+        """Return whether a broker of the assumed release starts without losing anything."""
         return self.starts and self.runs_well and not self.misled and all(
             loss.already for loss in self.losses)
 
@@ -411,7 +420,7 @@ class Prediction:
 
     @property
     def beside_messages(self) -> list[Loss]:
-        """Return losses that are not about the log and its consume queues."""
+        """Return the losses outside the log and its consume queues."""
         index = [Loss(INDEX, None if self.index_uncounted else self.index_lost, Phrase(
             "the affected messages are no longer found by key"), "index")]
         tier = [self.in_tier.loss] if self.in_tier.messages else []
@@ -448,14 +457,14 @@ class Prediction:
         return any(loss.what == MESSAGES and not loss.already for loss in self.beside_messages)
 
     def require_judged(self, root: str) -> None:
-        """Raise UnsupportedError if not all of the store could be judged."""
+        """Raise UnsupportedError if any part of the store could not be judged."""
         if self.not_judged:
             reason = next(iter(self.not_judged.values()))
             raise UnsupportedError(f"{root}: not checked: {', '.join(self.not_judged)}; {reason}")
 
     @property
     def cut_impact(self) -> Impact | None:
-        """Return the messages that the start truncates; None without any."""
+        """Return the messages that the start truncates; None if it truncates none."""
         if not self.messages_lost:
             return None
         total = None if self.messages is None else self.messages + self.messages_undecided

@@ -24,7 +24,7 @@ _MAX_LOOKED_UP = 1 << 16
 
 @dataclass(slots=True)
 class Undecided:
-    """``count`` of the undecided records, and the queue offsets in these records, by queue."""
+    """Undecided records: their number, and by queue the queue offsets in their headers."""
 
     store: Store
     count: int = 0

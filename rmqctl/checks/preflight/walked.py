@@ -1,4 +1,4 @@
-"""Results of scans of a log, derived from the results of one pass."""
+"""Results of the scans that a prediction needs, derived from an earlier pass over the log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from rmqctl.scan.frames import Array, Span
 
 @dataclass(slots=True)
 class WalkResults:
-    """Results of `AlreadyLost.look` for a scan of the whole log. By queue number: ``ends``, the
-    offset after the last intact message; ``pieces``, runs of adjacent messages (positions of the
-    first and last message, half-open range of queue offsets); ``damaged``, queue offsets in damaged
-    records, and the positions of these records; ``sound``, queues without damaged records in which
-    every entry points to a message. ``newest``: the latest store time (ms) of an intact message.
+    """What `AlreadyLost.look` would collect in a scan of the whole log.
+
+    ``spans``: spans that are no record. ``places``: positions without intact data, ``[start,
+    end)``. ``end``: physical offset after the last intact message. ``accepted``: position and store
+    time (ms) of the last two records that recovery accepts. ``newest``: the latest store time (ms)
+    of an intact message.
+
+    By queue number: ``ends``, the queue offset after the last intact message; ``pieces``, runs of
+    adjacent messages (position of the first message, first queue offset, position of the last
+    message, queue offset after it); ``damaged``, queue offsets in damaged records, and the
+    positions of these records. ``sound``: numbers of the queues without damaged records in which
+    every entry points to a message.
     """
 
     spans: list[Span]
