@@ -1,1 +1,1 @@
-"""Topics, consumer groups and committed offsets that a broker loses, or has lost."""
+"""Topics, consumer groups and committed offsets that a startup loses or that are already lost."""

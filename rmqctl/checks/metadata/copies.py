@@ -1,7 +1,8 @@
-"""Committed offsets of two copies of a store, compared by group (`diff`, ``recover --from``).
+"""Comparison of the committed offsets in two copies of a store, by group (`diff`, ``recover
+--from``).
 
 Slaves copy offsets from their master every 10 s; a master starts with its own
-``consumerOffset.json``. If its file is older than a slave's, the master delivers messages again.
+``consumerOffset.json``. If this file is older than a slave's, the master delivers messages again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _MAX_NAMED = 3
 
 
 class GroupOffsets(NamedTuple):
-    """Difference of the offsets of one group. ``a_ahead``, ``b_ahead``: queues in which this store
-    has the greater offset, or the only one; ``a_messages``, ``b_messages``: the differences in
-    messages.
+    """Difference between the offsets of one group in two stores, ``a`` and ``b``. ``a_ahead``,
+    ``b_ahead``: number of queues in which only this store has an offset, or the greater one.
+    ``a_messages``, ``b_messages``: sum of the differences in these queues.
     """
 
     group: str
@@ -33,7 +34,7 @@ class GroupOffsets(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same text for b."""
+        """Return text such as ``a is ahead in 2 queues (by 45 messages)``, for a, b or both."""
         return "; ".join(
             f"{name} is ahead in {queues} queue{'' if queues == 1 else 's'} (by {messages:,} "
             f"message{'' if messages == 1 else 's'})" for name, queues, messages in (
@@ -42,8 +43,8 @@ class GroupOffsets(NamedTuple):
 
 
 def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
-    """Return the groups whose committed offsets differ, by name; empty if a store has no readable
-    file of consumer offsets.
+    """Return the groups whose committed offsets differ, sorted by name; an empty list if one of the
+    stores has no readable consumer offsets.
     """
     offsets_a, offsets_b = _committed(a), _committed(b)
     if offsets_a is None or offsets_b is None:
@@ -61,7 +62,9 @@ def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
 
 
 def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
-    """Return the sentence of `recover` if a copy has greater committed offsets, else None."""
+    """Return a note for `recover` if ``copy`` has greater committed offsets than ``store``; else
+    None.
+    """
     ahead = [group for group in offset_differences(store, copy) if group.b_ahead]
     if not ahead:
         return None

@@ -1,4 +1,4 @@
-"""Topics, groups and committed offsets that a startup loses, and those already lost.
+"""Search for topics, groups and committed offsets that a startup loses or that are already lost.
 
 `verify` (findings), `preflight` (losses), `impact` (groups that begin without an offset) and
 `recover` (what its config step restores) use this module.
@@ -41,7 +41,7 @@ Position = tuple[str, str, int]
 """Identity of a committed offset: (group, topic, queue id)."""
 _MAX_NAMED = 3
 _READ = 4
-"""The bit of ``perm`` that lets consumers read a topic."""
+"""The bit of ``perm`` that allows consumers to read a topic."""
 _CLIENT_QUEUES = 4
 _COMPACTION = "compaction/compactionLog"
 _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
@@ -49,7 +49,7 @@ _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
 
 
 REPORTED = frozenset({"config-emptied", "config-older"})
-"""Categories of findings about a file that a broker loads."""
+"""Categories of findings about losses in a file that a broker can load."""
 
 
 class Defect(NamedTuple):
@@ -68,9 +68,9 @@ class Defect(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataLosses:
-    """``offsets``: committed offsets that groups lose, as far as known. ``unknown``: offsets of
-    unknown value are lost as well. ``restored``: entries, by file, that only the copy which the
-    broker does not load still has.
+    """Losses of topics, groups and offsets. ``offsets``: lost committed offsets whose values are
+    known. ``unknown``: whether offsets with unknown values are lost as well. ``restored``: by file,
+    lost entries that `recover` can restore from the copy that the broker does not load.
     """
 
     defects: list[Defect] = field(default_factory=list)
@@ -86,9 +86,9 @@ class MetadataLosses:
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> MetadataLosses:
-    """Return all defects. ``live``: a broker uses the store and writes both copies while they are
-    read. ``logged``: topics with messages in the log, if known. ``release``: release of the broker
-    that starts; None: the release that wrote the store.
+    """Return all defects. ``live``: whether a broker uses the store, and may write the files and
+    their backups while they are read. ``logged``: topics with messages in the log, if known.
+    ``release``: release of the broker that starts (None: the release that wrote the store).
     """
     return (_MetadataJudge(store, live, logged, release).run() if store.layout.reads("config")
             else MetadataLosses())
@@ -136,14 +136,16 @@ class _MetadataJudge:
 
     @cached_property
     def topics(self) -> Mapping[str, object]:
-        """Return the configured topics; empty if unknown."""
+        """Return the configured topics; an empty table if they are unknown."""
         if self.store.layout.config == "rocksdb-v2":  # does not store topics created by sending
             return {}
         return self._topics.loaded or {}
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """Return the configured groups; None if unknown, as no broker writes an empty table."""
+        """Return the configured groups; None if they are unknown. An empty table counts as unknown,
+        as no broker writes one.
+        """
         return set(self._groups.loaded) if self._groups.loaded else None
 
     # -- a file by itself -----------------------------------------------------------------------
@@ -174,7 +176,7 @@ class _MetadataJudge:
             self._lose(name, entries, count, restorable, cause, None)
 
     def _missing(self, name: str, entries: Table) -> None:
-        """Judge a missing main file that nothing replaces."""
+        """Judge a missing main file without a usable backup."""
         database = entries.file.main.database
         # Groups are recreated by themselves, with default settings. A folder without their file may
         # contain only saved offsets.
@@ -189,8 +191,8 @@ class _MetadataJudge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, entries: Table) -> None:
-        """Compare the entries that a broker loads with the backup copy that its next write
-        overwrites.
+        """Compare the entries that a broker loads with the entries of the other copy, which the
+        broker overwrites at its next writes.
         """
         loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):
@@ -243,8 +245,8 @@ class _MetadataJudge:
         return Phrase("{file} lacks entries of its .bak, which the next write replaces", file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:
-        """Return whether no broker removes this offset by itself: the group is configured, the
-        topic exists, and the queue has messages that the group may still read.
+        """Return whether brokers keep an offset: its group is configured, its topic exists, and the
+        queue has messages that the group may still read.
         """
         group, topic, queue_id = key
         if self.groups is not None and group not in self.groups:
@@ -255,8 +257,8 @@ class _MetadataJudge:
         return bounds is None or position > bounds.first or not bounds.first
 
     def _gone(self, name: str, entries: Table) -> tuple[int | None, dict[str, object]]:
-        """Return (minimum number of entries that a file had, the readable entries). None: unknown;
-        0: nothing indicates any entry.
+        """Return the minimum number of entries that a file had (None: unknown; 0: nothing indicates
+        that it had entries), and the entries that can be restored.
         """
         readable = entries.other
         if name == TOPICS:
@@ -276,7 +278,7 @@ class _MetadataJudge:
 
     @cached_property
     def _proven_groups(self) -> set[str]:
-        """Return user groups whose existence is shown by offsets, retry topics or dead letter
+        """Return the user groups whose existence is proven by offsets, retry topics or dead letter
         topics.
         """
         groups = {group for group, topic, _ in self._committed
@@ -298,7 +300,7 @@ class _MetadataJudge:
     # -- topics ---------------------------------------------------------------------------------
 
     def _topic(self, topic: str) -> None:
-        """Judge a configured topic whose queues consumers cannot read."""
+        """Judge whether the configuration of a topic keeps consumers from reading its queues."""
         entry = self.topics.get(topic)
         if not isinstance(entry, dict) or not self.queues.is_user(topic) or (
                 topic in self._static or group_of(topic) is not None):
@@ -349,8 +351,8 @@ class _MetadataJudge:
 
     @cached_property
     def _static(self) -> set[str]:
-        """Return topics with a queue mapping, whose queue ids are not those of the
-        configuration.
+        """Return the static topics: their queue ids are defined by a queue mapping, not by the
+        topic configuration.
         """
         return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
 
@@ -363,7 +365,7 @@ class _MetadataJudge:
     def _unconfigured(self) -> None:
         """Judge topics with messages and committed offsets that are missing from the configuration.
 
-        A deleted topic loses its queues, and since 5.0 its offsets too.
+        Such a topic was not deleted: its queues, and since 5.0 also its offsets, would be missing.
         """
         if self.store.layout.consumequeue == "rocksdb":
             return  # see `_cleaned`
@@ -384,13 +386,15 @@ class _MetadataJudge:
                                            f"--write-queues {count}")))
 
     def _topic_command(self, words: str) -> str | None:
-        """Return the command that configures a topic; None if the configuration is not written."""
+        """Return the command that configures a topic; None if rmqctl cannot write the configuration
+        of this store.
+        """
         return (f"rmqctl topic create STORE {words}"
                 if "config" not in self.store.layout.unwritten else None)
 
     @cached_property
     def _drops_offsets(self) -> bool:
-        """Return whether deleting a topic deletes its offsets too (5.x)."""
+        """Return whether brokers delete a topic's offsets together with the topic (5.x)."""
         value = self._offsets.file.value
         version = value.get("dataVersion") if isinstance(value, dict) else None
         return isinstance(version, dict) and "stateVersion" in version
@@ -406,7 +410,9 @@ class _MetadataJudge:
                                                 None))
 
     def _compacted(self) -> None:
-        """Judge topics that brokers read from a compaction log, which they never rebuild."""
+        """Judge topics whose compaction log is missing: brokers read these topics from that log and
+        never rebuild it.
+        """
         if self.release is not None and not is_from(self.release,
                                                     FEATURES[COMPACTION].since):
             return  # reads the messages from the commit log
@@ -429,9 +435,9 @@ class _MetadataJudge:
     # -- the log's start ------------------------------------------------------------------------
 
     def _front(self) -> None:
-        """Judge log files that are missing before the first existing file. A broker's cleaner
-        deletes the consume queue files of expired messages at the same time, so remaining queue
-        files show that these log files were not deleted by the cleaner.
+        """Judge whether log files are missing before the first existing file. A broker's cleaner
+        deletes the consume queue files of expired messages together with the log files. So
+        remaining consume queue files prove that the cleaner did not delete these log files.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):
@@ -453,8 +459,8 @@ class _MetadataJudge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups without a committed offset that sent messages back, which shows that they
-        consumed.
+        """Judge groups that have retry messages, and so have consumed messages, but no committed
+        offset.
         """
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:

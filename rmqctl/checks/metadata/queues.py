@@ -1,4 +1,4 @@
-"""Topics with messages in their queues, and the bounds of queues; read on demand."""
+"""The topics with messages in their queues, and the first and end offsets of these queues."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rmqctl.store.store import Store
 
 
 class OffsetBeyondEnd(NamedTuple):
-    """A group whose offset is beyond the end of a queue, so that consumers get
-    OFFSET_OVERFLOW_BADLY. ``offset`` and ``end`` are queue offsets.
+    """A group's offset beyond the end of a queue, so that its consumers get OFFSET_OVERFLOW_BADLY.
+    ``max_offset``: the end of the queue.
     """
 
     group: str
@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Yield committed offsets beyond the end of their queue. ``end_of`` returns the end (0 without
-    a queue, None if unknown). Offsets of deleted topics are skipped.
+    """Yield committed offsets beyond the end of their queue. ``end_of`` returns the end of a queue
+    (0 if the queue does not exist, None if unknown). Offsets of deleted topics are skipped.
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
@@ -45,7 +45,9 @@ def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> It
 
 
 class ReadableQueues:
-    """The readable queues of a store, plain and batch, in files or RocksDB."""
+    """The readable queues of a store: plain or batch queues, in files or RocksDB. They are read on
+    demand.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -54,9 +56,7 @@ class ReadableQueues:
 
     @cached_property
     def with_messages(self) -> dict[str, list[int]]:
-        """Return, by topic, the ids of queues that have a file with an entry, including system
-        topics.
-        """
+        """Return, by topic, the ids of queues with at least one entry, also for system topics."""
         ids_by_topic: dict[str, list[int]] = {}
         try:
             keys = [key for key, queue in self._store.known_queues.items() if queue.exists]
@@ -68,12 +68,12 @@ class ReadableQueues:
         return {topic: sorted(ids) for topic, ids in ids_by_topic.items()}
 
     def is_user(self, topic: str) -> bool:
-        """Return whether `user` contains a topic."""
+        """Return whether a topic is one of the topics in `user`."""
         return topic in self.with_messages and is_user_topic(topic) and group_of(topic) is None
 
     @cached_property
     def user(self) -> list[str]:
-        """Return the topics that producers send to; no system, retry or dead letter topics."""
+        """Return the topics that producers send to: no system, retry or dead letter topics."""
         return [topic for topic in self.with_messages
                 if is_user_topic(topic) and group_of(topic) is None]
 
@@ -93,8 +93,8 @@ class ReadableQueues:
         return self._bounds[key]
 
     def end(self, topic: str, queue_id: int) -> int | None:
-        """Return the offset after the last message of a queue, 0 without a queue, None if
-        unknown.
+        """Return the queue offset after the last message of a queue; 0 if the queue does not exist,
+        None if unknown.
         """
         if queue_id not in self.with_messages.get(topic, ()):
             return 0
@@ -103,9 +103,9 @@ class ReadableQueues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Return, by topic, the number of entries in files whose log files are missing. A broker
-        deletes such a queue file together with the log files that its entries point to. The last
-        file of a queue is never deleted.
+        """Return, by topic, the number of entries in consume queue files that only point to missing
+        log files. A broker's cleaner deletes such a file together with these log files. The last
+        file of a queue does not count, as the cleaner never deletes it.
         """
         counts: dict[str, int] = {}
         start = self._store.log.min_offset

@@ -1,8 +1,9 @@
 """The tables of ``config/`` as a broker loads them at startup, and the copy that it does not load.
 
-`ConfigManager.load` loads the main file; if that is missing, empty or undecodable, its ``.bak``; if
-that is missing or empty too, the broker starts with an empty table. The first write copies the main
-file over ``.bak`` (spec: checkpoint-and-small-files.md §4.1).
+`ConfigManager.load` loads the main file. If the main file is missing, empty or undecodable, it
+loads the ``.bak`` file; if this file is missing or empty too, the broker starts with an empty
+table. The first write copies the main file over ``.bak`` (spec: checkpoint-and-small-files.md
+§4.1).
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_SYS_")
 
 
 def is_user_topic(name: str) -> bool:
-    """Return whether no broker creates this topic by itself at startup."""
+    """Return whether a topic is not one of the topics that brokers create by themselves."""
     return name not in _SYSTEM_TOPICS and not name.startswith(
         (*_SYSTEM_TOPIC_PREFIXES, LMQ_PREFIX))
 
 
 def is_user_group(name: str) -> bool:
-    """Return whether no broker creates this group by itself at startup."""
+    """Return whether a group is not one of the groups that brokers create by themselves."""
     return name not in _SYSTEM_GROUPS and not name.startswith(
         (*_SYSTEM_GROUP_PREFIXES, LMQ_PREFIX))
 
@@ -70,12 +71,10 @@ def group_of(topic: str) -> str | None:
 
 
 class Table(NamedTuple):
-    """The entries of one file. ``loaded``: the entries that a broker loads; None if the file keeps
-    it from starting.
-
-    ``other``: readable entries of the copy that the broker does not load. ``written``: ``loaded``
-    comes from the main file, which the next write copies over ``.bak``. ``damaged``: neither copy
-    can be loaded, and the main file exists.
+    """The entries of one configuration file and its backup. ``loaded``: the entries that a broker
+    loads; None if the broker does not start with this file. ``other``: readable entries of the copy
+    that the broker does not load. ``loaded_counter``, ``other_counter``: the counters in the data
+    versions of the two copies (None: unknown).
     """
 
     file: ConfigFile
@@ -90,7 +89,7 @@ class Table(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        """Return whether neither copy exists."""
+        """Return whether the main file and its backup are both missing."""
         return self.file.main.state == MISSING and self.file.backup.state == MISSING
 
     @property
@@ -110,7 +109,9 @@ class Table(NamedTuple):
 
 
 def table(store: Store, name: str) -> Table:
-    """Return the table of one file; if a database replaces the file, only the loaded entries."""
+    """Return the table of one file; if a database replaces the file, the table has only the loaded
+    entries.
+    """
     file = load_one(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
@@ -138,8 +139,8 @@ def entries(name: str, value: Any) -> Entries:
 
 
 def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
-    """Return committed offsets by group, topic and queue id; the file has ``TOPIC@GROUP`` as the
-    key.
+    """Return committed offsets by group, topic and queue id. The keys of ``loaded`` have the form
+    ``TOPIC@GROUP``.
     """
     offsets: dict[tuple[str, str, int], int] = {}
     for key, queues in loaded.items():
@@ -154,12 +155,12 @@ def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
 
 
 def user_groups(names: Iterable[str]) -> set[str]:
-    """Return the groups that no broker creates by itself."""
+    """Return the groups without those that brokers create by themselves."""
     return {name for name in names if is_user_group(name)}
 
 
 def user_topics(names: Iterable[str]) -> set[str]:
-    """Return the topics that no broker creates by itself."""
+    """Return the topics without those that brokers create by themselves."""
     return {name for name in names if is_user_topic(name)}
 
 
@@ -168,7 +169,9 @@ def _loads(copy: ConfigCopy) -> bool:
 
 
 def _readable(store: Store, copy: ConfigCopy) -> Any:
-    """Return the value of a copy, or its readable part before the damage."""
+    """Return the parsed value of a copy; if the copy is damaged, its part before the damage; None
+    if no part is readable.
+    """
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value
     if copy.value is not None:
