@@ -362,7 +362,7 @@ def test_quick_reads_no_more_than_the_broker(golden_copy):
     assert full.unreachable == 105
     assert quick.unreachable == 0
     assert quick.truncate_to == full.truncate_to
-    assert "only where the broker reads" in quick.notes[-1]
+    assert "only in the part of the log that the broker reads" in quick.notes[-1]
 
 
 def test_rows_that_a_wild_row_takes_along(golden_copy):

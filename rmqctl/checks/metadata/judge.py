@@ -239,10 +239,11 @@ class _MetadataJudge:
 
     def _words(self, name: str, entries: Table, *, emptied: bool) -> Phrase:
         if not entries.loads_main:
-            return Phrase("{file} is damaged, and its .bak lacks entries that it had", file=name)
+            return Phrase("{file} is damaged, and its .bak lacks some of its entries", file=name)
         if emptied:
             return Phrase("{file} has no entries; the next write replaces its good .bak", file=name)
-        return Phrase("{file} lacks entries of its .bak, which the next write replaces", file=name)
+        return Phrase("{file} lacks entries of its .bak; the next write replaces the .bak",
+                      file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:
         """Return whether brokers keep an offset: its group is configured, its topic exists, and the
@@ -491,8 +492,9 @@ class _MetadataJudge:
                 "settings)."))
         if losses.GROUPS in kinds:
             self.metadata.notes.append(Phrase(
-                "A group that is not configured comes back with default settings when a consumer "
-                "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
+                "A group that is not configured is created again with default settings when a "
+                "consumer connects; without autoCreateSubscriptionGroup, its consumers are "
+                "rejected."))
 
     def _skipped(self) -> Phrase:
         """Return the number of messages that groups without an offset skip."""

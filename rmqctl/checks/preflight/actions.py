@@ -250,21 +250,20 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             "shutdown; older brokers only after an unclean one"))
     if clean and lagging:
         out.append(Phrase(
-            "after a clean shutdown 4.5.1 to 4.9.8 and 5.3.2 on recreate missing entries; 5.0.0 to "
-            "5.3.1 do not"))
+            "after a clean shutdown, 4.5.1 to 4.9.8 and versions from 5.3.2 on recreate missing "
+            "entries; 5.0.0 to 5.3.1 do not"))
     if clean and (predicted.messages_lost or predicted.rows_cut):
         out.append(Phrase(
-            "after a clean shutdown brokers up to 5.3.1 check the log from the third-last file on, "
-            "5.3.2 and 5.3.3 from where the consume queues end: damage between the two is detected "
-            "only by one of them"))
+            "after a clean shutdown, brokers up to 5.3.1 check the log from the third-last file "
+            "on, 5.3.2 and 5.3.3 from the end of the consume queues on: only the versions that "
+            "start earlier detect damage between these two positions"))
     if not clean and "do not add up" in predicted.stop_reason:
         out.append(Phrase(
-            "up to 4.3.1 brokers accept a record whose lengths do not add up after an unclean "
-            "shutdown"))
+            "after an unclean shutdown, brokers up to 4.3.1 accept a record whose field lengths "
+            "do not match its total size"))
     if "v2 record" in predicted.stop_reason:
         out.append(Phrase(
-            "v2 records are known from 5.1.0 on; every older broker truncates the log at the "
-            "first"))
+            "brokers before 5.1.0 do not know v2 records and truncate the log at the first one"))
     if "end-of-file record" in predicted.stop_reason and "longer" in predicted.stop_reason:
         out.append(Phrase(
             "before 5.3.2 such a record ends its file, and brokers continue with the next file"))

@@ -327,7 +327,7 @@ class AlreadyLost:
         if contradicted:
             predicted.notes.append(Phrase(
                 "{count:,} intact record at {first} counts as a message, but consume queues and "
-                "index point to other messages there: it is stale, or they are wrong",
+                "index point to other messages there: it is stale, or the entries are wrong",
                 "{count:,} intact records from {first} on count as messages, but consume queues "
                 "and index point to other messages there: they are stale, or the entries are wrong",
                 count=len(contradicted), first=contradicted[0].physical_offset))

@@ -86,9 +86,10 @@ class Rules(NamedTuple):
             return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails "
                           "each time and deletes no log file, however old it is and however full "
                           "the disk is", value=self.delete_when)
-        return Phrase("deleteWhen={value} has \"{odd}\", which is not an hour: the cleaner fails "
-                      "there each time and deletes log files only in the hours before it ({hours}),"
-                      " however full the disk", value=self.delete_when, odd=odd,
+        return Phrase("deleteWhen={value} contains \"{odd}\", which is not an hour: the cleaner "
+                      "fails at this value each time and deletes log files only in the hours "
+                      "listed before it ({hours}), however full the disk is",
+                      value=self.delete_when, odd=odd,
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:

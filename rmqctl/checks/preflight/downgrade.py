@@ -231,8 +231,9 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
                 break
     if count:
         yield Loss(MESSAGES, count, Phrase(
-            "a {version} broker never delivers a delayed message for a topic of more than 127 "
-            "bytes, and none after it", version=release), f"consumequeue/{SCHEDULE_TOPIC}")
+            "a {version} broker never delivers a delayed message for a topic whose name is longer "
+            "than 127 bytes, nor later messages of the same delay level", version=release),
+            f"consumequeue/{SCHEDULE_TOPIC}")
 
 
 def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
@@ -252,7 +253,8 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
                 store, now_ms(), lambda _problem: None))
     if count:
         yield Loss(MESSAGES, count, Phrase(
-            "a {version} broker cannot commit transactions of topics of more than 127 bytes",
+            "a {version} broker cannot commit transactions of topics whose names are longer than "
+            "127 bytes",
             version=release), f"consumequeue/{HALF_TOPIC}")
 
 

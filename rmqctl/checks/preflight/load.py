@@ -237,7 +237,7 @@ def _batch_types(store: Store, loading: Load) -> None:
     batch = batch_topics(store)
     for topic in sorted({topic for topic, _ in store.batch_queues} - batch):
         loading.refuse(f"batchconsumequeue/{topic}", Phrase(
-            "topic {topic} is not configured, or with plain queues; `rmqctl topic create` with "
+            "topic {topic} is not configured, or has plain queues; `rmqctl topic create` with "
             "--attribute queue.type=BatchCQ corrects that", topic=topic))
     for topic in sorted({topic for topic, _ in store.queues} & batch):
         loading.refuse(f"consumequeue/{topic}", Phrase(

@@ -388,7 +388,8 @@ class _Start:
                     "start-up hangs at physical offset {stuck}: no file covers it, and dispatch "
                     "must reach the end of the log", stuck=walk.stuck))
             self.predicted.notes += [Phrase(
-                "{offset} to the end of its file is unreadable and gets no entries",
+                "the log from {offset} to the end of that file is unreadable; its messages get no "
+                "entries",
                 offset=position) for position in walk.skipped]
             self.skipped = walk.skipped if self.clean else []
         self.reput_start = min(start, end)
@@ -495,8 +496,8 @@ class _Start:
                 main=epochs.main.name))
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
             predicted.notes.append(Phrase(
-                "the index header has the end {end_phy}, beyond the end of the log at "
-                "{truncate_to}: messages written before that physical offset get no index entry",
+                "the index ends at {end_phy} according to its header, but the log ends at "
+                "{truncate_to}: new messages before the end of the index get no index entry",
                 end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
         # Records, and consume queues in RocksDB.
         if walk is not None and walk.misplaced:
@@ -540,7 +541,8 @@ class _Start:
                 "the index is missing and is not rebuilt: no message can be found by its key"))
         if not self.full and self.log.files:
             predicted.notes.append(Phrase(
-                "messages without an entry were counted only where the broker reads"))
+                "messages without an entry were counted only in the part of the log that the "
+                "broker reads"))
 
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:

@@ -81,8 +81,8 @@ class RecoveredQueues:
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
         self._latest: tuple[Batch, list[BatchClaims]] | None = None
         self.logics_timestamp = 0
-        """Store time (ms) of the last dispatched message with an entry; 0 if there is no such
-        message.
+        """Store time (ms) of the last dispatched message with an entry; 0 if no such message was
+        dispatched.
         """
 
     def _take(self, state: QueueState) -> int:

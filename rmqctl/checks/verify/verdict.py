@@ -108,7 +108,7 @@ class VerifyResult(Generic[C]):
     @property
     def impact(self) -> dict[str, Any] | None:
         """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None if
-        there is no problem. ``messages``: number of messages without an entry in their queue and of
+        nothing is affected. ``messages``: number of messages without a consume queue entry and of
         damaged records. ``topics``: number of affected messages and entries of each topic. Added
         fields: ``rows``, the number of entries that point to no message, and ``bytes``, the number
         of damaged bytes of the log.

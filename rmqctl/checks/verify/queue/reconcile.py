@@ -261,13 +261,13 @@ class QueueReconciler(LeftOverRows):
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')}, the first to {where}: no "
-                "message there, and other entries contradict it", first, count=count)
+                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')} pointing to no message "
+                f"(the first to {where}), contradicted by other entries", first, count=count)
         # Gaps, and entries of lost messages.
         for start, count, by in self._gaps:
             yield self.finding(
-                "cq-after-gap", f"{plural(count, 'entry', 'entries')} from queue offset {start} "
-                f"on: {by} before the offset in the message", start - by, count=count)
+                "cq-after-gap", f"{plural(count, 'entry', 'entries')} for messages from queue "
+                f"offset {start} on: too early by {by}", start - by, count=count)
         if self._lost:
             yield self.finding(
                 "cq-lost", f"{plural(len(self._lost), 'entry', 'entries')} pointing to damaged or "
@@ -324,9 +324,9 @@ class QueueReconciler(LeftOverRows):
 
         5.x does so if enableLmq is on and enableMultiDispatch is off. After a restart, it assigns
         queue offsets from the end of the entries again, so the entry at such a queue offset may
-        belong to a later message. If there is no entry at this queue offset, it may be lost or was
-        never written, unless enableMultiDispatch is known to be off: a setting that is on now may
-        have been off when the message was stored.
+        belong to a later message. If this queue offset has no entry, the entry was lost or never
+        written; which is unknown unless enableMultiDispatch is known to be off: a setting that is
+        on now may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

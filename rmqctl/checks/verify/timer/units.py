@@ -154,7 +154,7 @@ class TimerLog:
             tail = layout.parse_tail(raw)
             rest = source.size - places
             if (tail.size, tail.prev_pos) != (rest, 0):
-                raise FormatError(f"the end mark has {tail.size} bytes, but {rest} are left",
+                raise FormatError(f"the end mark has size {tail.size}, but {rest} bytes are left",
                                   offset=0, path="size")
         except FormatError as error:
             yield Finding("timer-log", "timer", f"{error.path}: {error.reason}", file=file.path,

@@ -73,7 +73,7 @@ class Wheel:
             ("magic", "the magic is not 0", slots["magic"] != 0),
             ("time", "the time belongs to another slot", (time <= 0) | (time % SLOTS != number)),
             ("first_pos", "the first unit is after the last", first > last),
-            ("first_pos", "points to where no unit can start", ~places),
+            ("first_pos", "points to a position where no unit can start", ~places),
         )
         part = slice(first_slot, first_slot + len(slots))
         self.time[part], self.first[part], self.last[part] = time, first, last
