@@ -1,4 +1,5 @@
 """`verify`: checks of everything in a store that can be checked.
 
-One pass over the log, an explanation of left-over entries, and a check of each small structure.
+It consists of a pass over the log, an explanation of the entries that match no message, and a check
+of each small structure.
 """

@@ -1,8 +1,9 @@
-"""Prediction whether the next broker startup repairs the problems that `verify` found.
+"""Prediction of whether the next broker startup repairs the problems that `verify` found.
 
-It is only made if there are problems. At startup, a broker dispatches the messages in the part of
-the log that its recovery reads again. The size of that part depends on the release, the abort file
-and the checkpoint; `rmqctl.checks.preflight` determines it (spec: recovery.md §3-§6, §15).
+The prediction is made only if there are problems. At startup, a broker dispatches the messages in
+the part of the log that its recovery reads again. The size of that part depends on the release, the
+abort file and the checkpoint; `rmqctl.checks.preflight` determines it (spec: recovery.md §3-§6,
+§15).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class AtStart:
     def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs:
         """Return which releases recreate all missing entries of a queue at startup. ``place``:
         physical offset of the message whose entry is the first missing one (None: unknown).
-        ``end``: queue offset after the last message of the queue, misplaced entries ignored.
+        ``end``: queue offset after the last message of the queue; misplaced entries do not count.
         """
         if place is None:
             return StartRepairs()

@@ -30,8 +30,8 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
             most: int = MAX_SINGLE) -> Iterator[Finding]:
     """Yield the first ``most`` findings of each category, structure and file (or folder).
 
-    The others are counted and reported in one finding each at the end, so that random bytes in a
-    large file do not drown everything else.
+    Further findings are only counted, and reported at the end as one finding for each category,
+    structure and file. So random bytes in a large file do not hide everything else.
     """
     given: dict[tuple[str, str, str], int] = {}
     over: dict[tuple[str, str, str], Finding] = {}
@@ -71,7 +71,7 @@ def unreadable(structure: str, path: str, error: StoreIOError) -> Finding:
 
 
 def read_start(path: str, most: int) -> tuple[bytes, int]:
-    """Return (the first ``most`` bytes, size) of a regular file.
+    """Return the first ``most`` bytes of a regular file, and the size of the file in bytes.
     Raises: StoreIOError.
     """
     with FileSource(path) as source:

@@ -275,7 +275,7 @@ def _index_size(store: Store) -> int | None:
 
 
 def _can_be_index(size: int) -> bool:
-    """Return whether a file of this size can have a header, some slots and some entries."""
+    """Return whether an index file of this size can have a header, slots and entries."""
     parts = size - index_file.HEADER.size
     return parts >= index_file.SLOT.size + index_file.ENTRY.size and (
         parts % index_file.SLOT.size == 0)
@@ -381,8 +381,8 @@ def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *,
                    aligned: bool = True) -> Iterator[Finding]:
     """Yield findings on sizes, names and gaps of one sequence.
 
-    ``files``: sorted by name. ``size``: the right size of a file in bytes.
-    ``taken``: offsets of files that exist but are unreadable. ``gaps``: whether a gap is damage.
+    ``files``: the files, sorted by name. ``size``: the right size of a file in bytes. ``taken``:
+    offsets of files that exist but are unreadable. ``gaps``: whether a gap is damage.
     ``aligned``: whether ``size`` is certain enough to check names against it.
     """
     usable: list[StoreFile] = []

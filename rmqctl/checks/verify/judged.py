@@ -1,4 +1,4 @@
-"""Verdicts on several stores, combined into one document."""
+"""Verdicts of `verify` on several stores, combined into one JSON document."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ def default_path(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEnd:
-    """The end of the verified part: physical ``position``, a frame border.
+    """The end of the verified part of the log. ``position``: physical offset of a frame border.
 
-    ``anchor`` and ``anchor_end`` identify the last record before it: while this record exists, the
-    log has only grown.
+    ``anchor`` and ``anchor_end`` are the start and end of the last record before ``position``: as
+    long as this record exists, data was only added to the log.
     """
 
     position: int

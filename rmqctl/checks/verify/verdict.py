@@ -89,8 +89,8 @@ class VerifyResult(Generic[C]):
                    if severity not in (INFO, IN_BASELINE))
 
     def fails(self, severity: str) -> bool:
-        """Return whether there is a new finding of this severity or worse (``error``,
-        ``warning``).
+        """Return whether any new finding has this severity (``error`` or ``warning``) or a worse
+        one.
         """
         least = (ERROR,) if severity == ERROR else (ERROR, WARNING)
         return any(self.counts[key] for key in self.counts if key[1] in least)
@@ -264,8 +264,8 @@ def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
 
 def verdict(run: Verification, most: int,
             is_known: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Run a verification to its end and keep the first ``most`` findings. With ``is_known`` the
-    result is ok if all problems are known.
+    """Run a verification to its end and keep the first ``most`` findings. ``is_known``: function
+    that returns whether a problem is in the baseline; the result is ok if all problems are.
     """
     damage: list[int] = []
 

@@ -91,7 +91,8 @@ class VerifyOptions:
 
 @dataclass(slots=True)
 class Coverage:
-    """Bytes of the commitlog by kind; the first four add up to ``bytes_total``.
+    """Numbers of what was checked. ``bytes_total`` of the commitlog is the sum of
+    ``bytes_in_messages``, ``bytes_blank``, ``bytes_zero`` and ``bytes_damaged``.
 
     ``messages_undecided``: intact records that may be messages or part of a body, and stale
     records. ``messages_replaced``: messages that a repair wrote in place of lost messages, or kept
@@ -265,8 +266,8 @@ class Verification:
             self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
-        """Return whether a structure was requested and can be read. config/ always counts as
-        readable: only parts of it may be unreadable.
+        """Return whether a structure was requested and can be read. ``config`` always counts as
+        readable, since only single files in it may be unreadable.
         """
         return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)
@@ -424,8 +425,8 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
 
 
 def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
-    """Return the requested structures that cannot be checked in the layout of the store, with the
-    reason.
+    """Return the requested structures that cannot be checked because of the store's layout, each
+    with the reason.
     """
     unread = dict(store.layout.unread)
     if "commitlog" in unread:

@@ -428,8 +428,8 @@ def _page(source: FileSource, shape: IndexShape, start: int, count: int) -> Arra
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield a finding if an entry follows the entries that the header counts: either the count is
-    too small, or the entry consists of stale bytes.
+    """Yield a finding if the file has a used entry after the entries that its header counts: either
+    the count is too small, or the entry consists of stale bytes.
     """
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:

@@ -114,8 +114,8 @@ class KeyCheck:
         self.begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
 
     def compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
-        """Add keys in index order (int64 columns) of all messages before physical offset
-        ``end``.
+        """Compare the next keys with index entries. The keys of all messages before physical offset
+        ``end`` are given in index order, as int64 columns.
         """
         try:
             if not self.unreadable:
@@ -142,8 +142,8 @@ class KeyCheck:
         self._pair(physical, key_hash, store_time, end, entries)
 
     def _times(self, entries: Array, store_time: Array, position: Array) -> None:
-        """Compare the times in entries with the store times of their messages: whole seconds since
-        the begin time of the file, rounded down (index.md §6).
+        """Compare the times in entries with the store times of their messages. An entry contains
+        the whole seconds since the begin time of its file, rounded down (index.md §6).
         """
         if not len(entries):
             return

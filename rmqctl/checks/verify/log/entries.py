@@ -1,9 +1,10 @@
 """Checks of the entries of a DLedger log: their headers, the chain of their indexes and terms, and
-the units of DLedger's index (spec: dledger.md §2, §3, §7). The messages in them are checked like
-any others.
+the units of DLedger's index (spec: dledger.md §2, §3, §7). The messages inside the entries are
+checked like the messages of any other log.
 
-`EntryTally` follows the pass over the log and merges like ranges; `entry_findings` reports faults
-in the entries, and contradictions with checkpoint and index.
+`EntryTally` collects the entries of each range of the log during the pass, and is merged like the
+results of ranges. `entry_findings` reports faults in the entries, and contradictions with DLedger's
+checkpoint and index.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class EntryTally:
     unlisted: int = 0
 
     def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
-        """Add the entries of a batch, and the spans after these entries."""
+        """Add the entries of a batch, and the spans of bytes between its records."""
         if len(batch):
             self._heads(batch, units)
         for span in batch.spans:
@@ -71,7 +72,7 @@ class EntryTally:
                 self.passed()
 
     def passed(self) -> None:
-        """Record that bytes that are not an entry follow."""
+        """Record that the last entry is followed by bytes that are not an entry."""
         self.first_loose |= self.first is None
         self.loose = True
 
@@ -133,8 +134,8 @@ class EntryTally:
             self.unlisted += 1
 
     def merge(self, other: EntryTally, adjacent: bool) -> None:
-        """Add the tally of the next range. ``adjacent``: whether that range starts where this range
-        ends.
+        """Add the tally of the next range. ``adjacent``: whether the next range starts at the end
+        of this range.
         """
         if other.first is not None:
             self.loose |= other.first_loose or not adjacent

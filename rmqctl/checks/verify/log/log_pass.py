@@ -1,7 +1,7 @@
 """One pass over a range of the log: frames, checksums, entries and keys.
 
-The range may be the whole log or a part for a thread or a worker; results are plain values, merged
-in order. spec: commitlog.md §2, §5.4, §6.
+The range may be the whole log, or a part of it for a thread or a worker process. The results are
+plain values that are merged in log order. spec: commitlog.md §2, §5.4, §6.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
 _SMALL, _MAX_HELD = 1 << 18, 1 << 21
-"""Maximum bytes of one buffer of pending messages, and of all of them."""
+"""Maximum number of bytes in one buffer of pending messages, and in all buffers."""
 UNREADABLE = "(unreadable)"
-"""Text that replaces the field of a span if the system could not read the span."""
+"""Value of a span's ``field`` if the system could not read the bytes of the span."""
 
 
 class LogPass:
@@ -141,7 +141,7 @@ class LogPass:
             self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: UnreadRange) -> None:
-        """Count bytes that the system cannot read as damaged."""
+        """Count unreadable bytes of a file as damaged."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
             self.result.entries.passed()
@@ -222,7 +222,7 @@ class LogPass:
         self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
 
     def _note(self, batch: Batch, numbers: Array) -> None:
-        """Keep the data of a batch that a prediction needs."""
+        """Record the data about a batch that a prediction needs (`PassFacts`)."""
         facts = self.result.passed
         intact = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if len(intact):

@@ -29,11 +29,13 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Minimum bytes of a range per queue of the store and per file of its log: the check of each range
-examines all queues and files.
+"""Minimum size of a range: this many bytes for each queue of the store, and for each file of its
+log, as the check of each range examines all queues and files.
 """
 _MAX_BYTES = 1 << 30
-"""Maximum bytes of a range if there are several threads; progress is reported once per range."""
+"""Maximum size of a range in bytes if there are several threads: progress may be reported only once
+per range.
+"""
 Progress = Callable[[int], None]
 
 
@@ -105,7 +107,7 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructure
 
 @dataclass(frozen=True, slots=True)
 class _PassJob:
-    """The shared state of all ranges of a store."""
+    """Data that the checks of all ranges of a store need."""
 
     root: str
     folders: list[str]

@@ -22,7 +22,9 @@ MAX_LISTED = 1000
 
 
 class UnsealedRun(NamedTuple):
-    """Consecutive messages without an appended CRC: physical ``[start, end)``, and their number."""
+    """Consecutive messages without an appended CRC: physical offsets ``[start, end)``, and the
+    number of messages.
+    """
 
     start: int
     end: int

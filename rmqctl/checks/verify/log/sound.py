@@ -34,7 +34,7 @@ _MIN_READ, _MAX_READ = 64, 1 << 13
 """Minimum and maximum number of entries of a queue that are read at once."""
 _ENTRIES_HELD = 1 << 15
 _MAX_QUEUE_ID = 1 << 12
-"""Queue ids from this one on are checked only in the pass by column."""
+"""First queue id that the kernel does not check; such queues are checked by column."""
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
 _SHORT = 256
@@ -42,7 +42,7 @@ _SHORT = 256
 
 
 class SoundPass:
-    """Input of the kernel, and the skipped messages that are not counted yet."""
+    """Input of the kernel, and the messages of the current run, which are not counted yet."""
 
     def __init__(self, kernel: Any, store: Store, wanted: ComparedStructures, rows: ExpectedEntries,
                  batched: set[str]) -> None:

@@ -1,1 +1,3 @@
-"""Comparison of consume queues with the log in both directions; extension and batch queues."""
+"""Comparison of consume queues with the log in both directions, and checks of consume queue
+extensions and batch consume queues.
+"""

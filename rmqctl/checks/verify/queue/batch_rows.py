@@ -1,5 +1,5 @@
-"""Checks of batch consume queues: each entry, the order of entries, each entry's message, and
-messages without an entry (consumequeue.md §9).
+"""Checks of batch consume queues: each entry by itself, the order of entries, the message that each
+entry points to, and messages without an entry (consumequeue.md §9).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def batch_expected(record: Record) -> tuple[int, int]:
     """Return (msgBaseOffset, batchSize) of the entry that a broker writes for a record.
 
     Only a record with both INNER_BASE and INNER_NUM covers several queue offsets.
-    Raises: ValueError if a broker could not read the numbers.
+    Raises: ValueError if a broker could not parse the numbers in these properties.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return batch_range(record.queue_offset, properties.get(props.INNER_BASE),

@@ -1,7 +1,8 @@
-"""Explanations of differences between log and consume queue: one category for each entry.
+"""Explanation of differences between log and consume queue: each entry gets one category.
 
-The input is what the log pass could not match: entries without a message (reverse direction), and
-messages whose entry differs (claims). The explanation is exact but slow.
+Only the entries and messages that the log pass could not match are examined, since the explanation
+is exact but slow: entries without a message (reverse direction), and messages whose entry differs
+(claims).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, p
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Minimum number of queue offsets in a gap before the last message of a queue from which on the
-queue offset of this message counts as damaged.
+"""Minimum length, in queue offsets, of a gap before the last message of a queue for which the queue
+offset of this message counts as damaged.
 """
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """First queue offset whose entry no file can contain."""
@@ -139,10 +140,10 @@ class LeftOverRows:
         """Accept the entries after a gap in the queue offsets of the log.
 
         A broker appends such an entry at the end of its queue, before the queue offset of its
-        message (`ConsumeQueue.putMessagePositionInfo`). So each run of entries continues the one
-        before it, no later entry is at the queue offset of its message, and no other message has a
-        queue offset inside the gap. If a run does not meet these conditions, its messages and all
-        later ones become claims again.
+        message (`ConsumeQueue.putMessagePositionInfo`). So each run of entries begins where the
+        previous run ends, no later entry is at the queue offset of its message, and no other
+        message has a queue offset inside the gap. If a run does not meet these conditions, its
+        messages and all later messages become claims again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
@@ -183,9 +184,7 @@ class LeftOverRows:
 
     @property
     def _is_switched(self) -> bool:
-        """Return whether messages may legally have queue offsets of this queue without having
-        entries.
-        """
+        """Return whether messages may legally have a queue offset in this queue but no entry."""
         return self.queue.topic.startswith(props.LMQ_PREFIX) and (
             self.context.store.light_queues.switched)
 
@@ -284,9 +283,9 @@ class QueueReconciler(LeftOverRows):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """Yield the runs of entries that point beyond the log and may prove lost messages, except
-        entries whose own message is in the log. Entries that other entries contradict are recorded
-        as impossible.
+        """Yield the runs of entries that point beyond the log and may prove lost messages. Entries
+        whose own message is in the log are skipped. Entries that other entries contradict are
+        recorded as impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
@@ -324,9 +323,9 @@ class QueueReconciler(LeftOverRows):
 
         5.x does so if enableLmq is on and enableMultiDispatch is off. After a restart, it assigns
         queue offsets from the end of the entries again, so the entry at such a queue offset may
-        belong to a later message. If this queue offset has no entry, the entry was lost or never
-        written; which is unknown unless enableMultiDispatch is known to be off: a setting that is
-        on now may have been off when the message was stored.
+        belong to a later message. If this queue offset has no entry, the entry was lost or was
+        never written. The two cases differ only if enableMultiDispatch is known to be off: a
+        setting that is on now may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(
@@ -563,8 +562,8 @@ class QueueReconciler(LeftOverRows):
 
 
 def _is_flip(run: Shift, *more: Shift) -> bool:
-    """Return whether a damaged queue offset of the last message explains its entry better than a
-    gap does.
+    """Return whether a damaged queue offset of the last message is more likely than a gap in the
+    queue offsets.
     """
     return run.length == 1 and not more and (
         (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _MAX_GAP)

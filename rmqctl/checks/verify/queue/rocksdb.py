@@ -1,6 +1,6 @@
-"""Checks of a consume queue database: whether all of it can be read, and whether each queue's
-recorded last entry is right (spec: rocksdb.md §3, §4, §10). Its entries are compared with the log
-like entries in files.
+"""Checks of a consume queue database: whether it can be read completely, and whether the recorded
+last entry of each queue is right (spec: rocksdb.md §3, §4, §10). The entries are compared with the
+log like entries in files.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
-    """Compare the database of a broker that writes consume queues to both RocksDB and files with
-    the files, from which it reads.
+    """Compare the consume queues in RocksDB with the files, if a broker writes both (it reads the
+    files).
 
-    Entries are not flushed at once, so a killed broker leaves permanent holes in the database.
+    Entries in RocksDB are not flushed at once, so a killed broker leaves permanent holes in the
+    database.
     """
     # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
@@ -98,7 +99,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
 
 
 def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterator[Finding]:
-    """Compare the recorded last entry of a queue with its entries."""
+    """Compare the recorded last entry of a queue with the entries of the queue."""
     last, end = queue.last, queue.disk_end
     if context.live or (last is None and not end):
         return

@@ -75,7 +75,7 @@ class QueueTally:
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     without_queue: list[Claim] = field(default_factory=list)
-    """Intact messages, if the queue has no files; `unnoted` counts those beyond the limit."""
+    """Intact messages, if the queue has no files; further messages are counted in ``unnoted``."""
     unnoted: int = 0
     begun: int | None = None
     """Physical offset of the first message of the queue (`begun_at`), once determined."""
@@ -294,8 +294,8 @@ class ExpectedEntries:
 
     def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows,
               units: Array) -> None:
-        """Check tags codes that differ from the hash; this is legal for delays and extension
-        addresses.
+        """Check tags codes that differ from the hash of the tags; this is legal for delay times and
+        extension addresses.
         """
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged

@@ -34,8 +34,8 @@ from rmqctl.store.store import Store
 
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
 BEYOND_END, FLUSHED_BEYOND_END = "beyond-end", "flushed-beyond-end"
-"""Causes of findings: a position is after the end of the file it refers to; the flush position of
-the timer log is after the end of the timer log.
+"""Causes of findings: a position is beyond the end of the structure that it refers to; the flush
+position of the timer log is beyond the end of the timer log.
 """
 _FLUSHED = "last_timer_log_flush_pos"
 _YEAR_3000 = 32_503_680_000_000
@@ -44,8 +44,8 @@ _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _MAX_SINGLE = 1000
-"""Maximum number of units without a message for which the log is read at the unit's position; all
-further units are reported as pointing to no message.
+"""Maximum number of units without a matching message for which the record in the log is examined;
+all further units are reported as pointing to no message.
 """
 _MAX_AHEAD = 1 << 20
 """Maximum number of consume queue entries that are searched for the messages of a page of units."""
@@ -97,7 +97,7 @@ def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]
 
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """Check timercheck by itself, and add its record to ``records``."""
+    """Check the content of timercheck, and add its record to ``records``."""
     # The file, in its full length.
     path = store.path("config", "timercheck")
     if not vfs.lexists(path):
@@ -249,7 +249,9 @@ class TimerRecords:
         self._asked = 0
 
     def check(self, units: Array, rows: Array, precision: int) -> Iterator[Wrong]:
-        """Yield the faults of the units of ``rows``; expired messages are skipped."""
+        """Yield the faults of the units with the indices ``rows``. Units of expired messages are
+        skipped.
+        """
         log = self._store.log
         if not log.files:
             return
@@ -277,7 +279,9 @@ class TimerRecords:
 
     def _compare(self, units: Array, rows: Array, number: Array, batch: Batch,
                  precision: int) -> Iterator[Wrong]:
-        """Compare the units ``rows`` with the records ``number`` of a batch."""
+        """Compare units with records of a batch. ``rows``: indices of the units. ``number``:
+        indices of their records.
+        """
         timer, size = _is_timer(batch)[number], batch.column("total_size")[number]
         fits = timer & (size == units["message_size"][rows])
         if not fits.all():

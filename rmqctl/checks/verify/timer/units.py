@@ -45,7 +45,7 @@ class UnitPage:
 
 @dataclass(slots=True)
 class TimerLog:
-    """The files of the timer log, sorted. ``end`` and `times` are valid after `pages` has been
+    """The files of the timer log, in order. ``end`` and `times` are valid after `pages` has been
     iterated.
     """
 
@@ -77,8 +77,8 @@ class TimerLog:
     # -- reading ------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[UnitPage | Finding]:
-        """Yield pages in order; unreadable positions, and unused positions between used ones,
-        become findings.
+        """Yield the pages of the timer log in order, and findings for unreadable files and for
+        unused positions between used positions.
         """
         self.end = self.start
         last_used = self._last_used()

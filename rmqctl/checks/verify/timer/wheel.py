@@ -2,8 +2,8 @@
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten in a later
 round of the wheel: a past slot whose units have expired is legal. The slot of a time points to its
-newest unit, and each unit to the previous unit. If a slot or unit points to a unit with another
-time, only that one of the pair that nothing else confirms is reported.
+newest unit, and each unit to the previous unit. If a slot or a unit points to a unit with another
+time, only one of the two is reported: the slot or unit that nothing else confirms.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Wheel:
 
 
 class WheelChains:
-    """Comparison of units with the slots and units they belong to: units are added page by page,
-    and judged at the end.
+    """Comparison of units with the wheel's slots and with their previous units. Units are added
+    page by page, and judged at the end.
     """
 
     def __init__(self, log: TimerLog, wheel: Wheel | None, flushed: int) -> None:
@@ -180,7 +180,7 @@ class WheelChains:
         self._broken: list[tuple[int, int]] = []
 
     def take(self, page: UnitPage, rows: Array) -> None:
-        """Add the units ``rows`` of a page; these have no other fault."""
+        """Add the units of a page with the indices ``rows``, which have no other fault."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         is_known, time = self._log.times(previous)
