@@ -86,8 +86,8 @@ class MetadataLosses:
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> MetadataLosses:
-    """Return all defects. ``live``: whether a broker uses the store, and may write the files and
-    their backups while they are read. ``logged``: topics with messages in the log, if known.
+    """Return all losses and defects. ``live``: whether a broker uses the store, and may write files
+    and backups while they are read. ``logged``: topics with messages in the log, if known.
     ``release``: release of the broker that starts (None: the release that wrote the store).
     """
     return (_MetadataJudge(store, live, logged, release).run() if store.layout.reads("config")
@@ -497,7 +497,7 @@ class _MetadataJudge:
                 "rejected."))
 
     def _skipped(self) -> Phrase:
-        """Return the number of messages that groups without an offset skip."""
+        """Return a note on the messages that groups without an offset would skip."""
         if self.metadata.unknown:
             return Phrase(
                 "A group without a committed offset starts where its consumeFromWhere says: by "
@@ -526,5 +526,5 @@ def _table_of(offsets: Mapping[Position, int]) -> dict[str, object]:
 
 
 def commands(defects: Collection[Defect]) -> Iterator[str]:
-    """Return the commands that repair the defects, without duplicates."""
+    """Yield the commands that repair the defects, without duplicates."""
     yield from dict.fromkeys(defect.command for defect in defects if defect.command is not None)

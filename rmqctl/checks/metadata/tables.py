@@ -129,7 +129,7 @@ def table(store: Store, name: str) -> Table:
 
 
 def entries(name: str, value: Any) -> Entries:
-    """Return the entries of a file's table."""
+    """Return the entries of the table in a configuration file. ``value``: the parsed file."""
     json_table = value.get(TABLES[name]) if isinstance(value, dict) else None
     loaded = dict(json_table) if isinstance(json_table, dict) else {}
     flat = value.get("lmqOffsetTable") if isinstance(value, dict) else None

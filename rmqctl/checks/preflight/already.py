@@ -10,10 +10,10 @@ that may be a message is undecided, not lost.
 
 Some entries are no evidence: entries that point before the beginning of the log (expired), damaged
 entries of messages that the log still contains, and, while a broker is running, entries that point
-beyond the end of the log. A broker's recovery leaves the bytes of truncated entries and
-the index on disk; the messages of these entries are lost. An index entry alone proves nothing in
-two cases: if it points beyond the last file of the log (the index may belong to another log), or
-beyond an end of the log that the consume queue entries confirm after a repair recorded its losses.
+beyond the end of the log. A broker's recovery leaves the bytes of truncated entries and the index
+on disk; the messages of these entries are lost. An index entry alone proves nothing if it points
+beyond the last file of the log, as the index may belong to another log. It also proves nothing
+beyond an end of the log that all consume queues confirm, if a repair has recorded its losses.
 
 The checkpoint of a DLedger member names the last entry written; all entries between the last intact
 entry and that one are lost, even without other evidence. The checkpoint of any other store contains
@@ -97,7 +97,7 @@ class Witnessed:
 
 
 class AlreadyLost:
-    """Collects data during the scans of a prediction, then determines the lost messages."""
+    """Search for lost messages, with the data collected during the scans of a prediction."""
 
     def __init__(self, store: Store, queues: RecoveredQueues) -> None:
         self._store, self._queues = store, queues
@@ -281,9 +281,9 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """Return the number of lost messages that the checkpoint proves, and the position after
-        which they were; (0, 0) if the checkpoint proves none. ``may_be_undecided``: whether the
-        last message may be an undecided record.
+        """Return the number of lost messages that the checkpoint proves, and the position in the
+        log after which they were stored; (0, 0) if the checkpoint proves none.
+        ``may_be_undecided``: whether the last message may be an undecided record.
         """
         store = self._store
         if store.nodes:
@@ -479,7 +479,8 @@ class AlreadyLost:
         """Return the positions of lost messages that only the index proves, and the range of store
         times (ms) in the index entries of all lost messages (None: no such entry).
 
-        If the last of ``places`` comes from an entry with a flipped bit, it is corrected.
+        If the last position in ``places`` comes from an entry with a flipped bit, this position is
+        corrected.
         """
         entries = AllIndexEntries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
@@ -587,7 +588,7 @@ class AlreadyLost:
         return (max(times) if before else min(times)) if times else None
 
     def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
-        """Add a note on entries that point into missing log files: the files may only be in another
+        """Add a note on entries that point into missing log files, as these files may be in another
         folder.
         """
         inside: Array = np.zeros(len(places), bool)

@@ -40,7 +40,9 @@ def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLos
 
 
 def _cut_rows(state: QueueState) -> OffsetRuns:
-    """Return the truncated entries of a light queue, whose messages belong to other queues."""
+    """Return the queue offsets of a light queue's truncated entries; the messages of these entries
+    belong to other queues.
+    """
     rows = OffsetRuns()
     rows.add_run(state.end, state.disk_end)
     return rows

@@ -260,9 +260,9 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """Simulate runs of the cleaner until no file is deleted any more. Return the number of files
-    deleted whatever their age, the initial disk usage (0 to 1), whether the broker rejects
-    messages, and whether expired files are deleted at once.
+    """Simulate runs of the cleaner until a run deletes no file. Return the number of files deleted
+    whatever their age, the initial disk usage (0 to 1), whether the broker rejects messages, and
+    whether expired files are deleted at once.
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0

@@ -61,7 +61,7 @@ class DamagedBytes:
         self._before = np.append(0, np.cumsum(ends - starts))
 
     def within(self, low: int, high: int) -> int:
-        """Return the number of bytes of the spans in ``[low, high)``."""
+        """Return the number of damaged bytes at the positions ``[low, high)``."""
         return max(0, self._up_to(high) - self._up_to(low)) if high > low else 0
 
     def _up_to(self, place: int) -> int:
@@ -72,8 +72,8 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class LogGaps:
-    """Collects the queue offsets of records during the scans of a log, to find gaps. The ranges of
-    the log may be scanned in any order.
+    """Search for gaps, with the queue offsets of records collected during the scans of a log. The
+    ranges of the log may be scanned in any order.
     """
 
     _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class LogGaps:
                 (damaged, np.ones_like(damaged), places))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
-        """Add intact records, by queue number."""
+        """Add intact records, sorted by queue number."""
         if not len(number) or self._held >= _MAX_RUNS:
             return
         end = offset + count

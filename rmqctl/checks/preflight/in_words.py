@@ -88,7 +88,7 @@ def in_words(prediction: Prediction) -> Phrase:
 
 
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
-    """Return the topics with the largest counts, with these counts, for a headline."""
+    """Return text with the topics that have the largest counts, such as ``orders 12, bills 3``."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_MAX_NAMED]]
     if len(ordered) > _MAX_NAMED:

@@ -34,7 +34,7 @@ _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
 QUEUES = "consumequeue"
 _FIVE = 5
 _EXTENSION_FILE = Settings().consumequeue_ext_file_size
-"""Default size in bytes if the configuration file does not set one."""
+"""Size in bytes of an extension file, if the configuration file does not set a size."""
 REFUSE = "refuse to start"
 DELETE = "delete"
 
@@ -56,8 +56,8 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Return everything that keeps a broker from starting; only names and sizes are read. For
-    consume queues in an unsupported format, only a damaged database is reported.
+    """Return everything that keeps a broker from starting. Of data files, only names and sizes are
+    read. For consume queues in an unsupported format, only a damaged database is reported.
     """
     loading = Load()
     _config(store, version, loading)

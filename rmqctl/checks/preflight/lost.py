@@ -101,7 +101,7 @@ _NOTED = ("queue_id", "queue_offset", "physical_offset", "total_size", "store_ti
 
 
 class _Topics:
-    """Counts of messages by topic, and a list of the first ones."""
+    """Numbers of messages by topic, and a list of the first messages."""
 
     def __init__(self) -> None:
         self._topics = text.Dictionary()
@@ -178,7 +178,7 @@ class TruncatedMessages(_Topics):
         self._queues, self._end = queues, end
         self.superseded = 0
         self.offsets: dict[int, OffsetRuns] = {}
-        """Queue offsets of the messages, by queue number."""
+        """Queue offsets of the truncated messages, by queue number."""
         self._pending: list[tuple[list[Array], Array, list[BatchClaims]]] = []
         """For each pending batch: the columns of its messages, whether each message counts, and the
         entries that the messages should have.
@@ -271,7 +271,7 @@ class Unreachable:
         self._held = 0
         self.by_topic: Counter[str] = Counter()
         self.without_row: dict[int, OffsetRuns] = {}
-        """Queue offsets of the messages, by queue number."""
+        """Queue offsets of the messages without an entry, by queue number."""
         self._regained: dict[int, OffsetRuns] = {}
 
     def add(self, batch: Batch, put: Array) -> None:

@@ -1,6 +1,4 @@
-"""Number of messages that a store is known to have lost, for commands that read its log
-themselves.
-"""
+"""Number of messages that a store is known to have lost, for commands with their own log scan."""
 
 from __future__ import annotations
 

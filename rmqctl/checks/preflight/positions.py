@@ -60,7 +60,7 @@ class _OffsetBeyond(NamedTuple):
 
 
 class OffsetJudge:
-    """Compares the committed offsets of a store with its queues."""
+    """Comparison of the committed offsets of a store with the ends of its queues."""
 
     def __init__(self, store: Store, queues: RecoveredQueues, facts: WalkFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
@@ -189,8 +189,8 @@ class OffsetJudge:
         return when > last or saved.confirm_phy_offset > self._facts.end
 
     def _known_end(self, number: int) -> int:
-        """Return the queue offset after the last one that an entry or a message shows; 0 if none
-        does.
+        """Return the known end of a queue: the queue offset after its last entry or message; 0 if
+        the queue has no entry and no message.
         """
         state = self._queues.states[number]
         on_disk = 0
@@ -219,7 +219,7 @@ def batch_end(state: QueueState, end: int | None) -> int:
 
 
 def _named(reached: list[_OffsetBeyond]) -> Phrase:
-    """Return ``g at 1000000 in orders/0, which ends at 81`` for the first few offsets."""
+    """Return text such as ``g at 1000000 in orders/0, which ends at 81`` for the first offsets."""
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)

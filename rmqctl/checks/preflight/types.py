@@ -130,17 +130,19 @@ class DiskUse(NamedTuple):
 
 @dataclass(slots=True)
 class Prediction:
-    """The complete prediction. Offsets are physical, in bytes; most other figures are numbers.
+    """The complete prediction. Offsets are physical, in bytes.
 
-    ``truncate_to``: where the log ends after the startup; None if the broker does not start.
-    ``messages_lost``: intact messages that the startup truncates. ``superseded``: intact messages
-    beyond the end of the log, left by an earlier truncation, whose queue offset now belongs to
-    another message. ``unreachable``: messages that remain in the log without a consume queue entry
-    (None: not the whole log was searched). ``rows_lost``: queue entries that are deleted because
-    the log is empty. ``messages_already_lost``: messages that consume queues, index or committed
-    offsets show but the log no longer contains; messages of an unknown topic are not counted by
-    topic. All of them were stored between ``already_lost_from`` and ``already_lost_to`` (ms; None:
-    unknown).
+    ``truncate_to``: where the log ends after the startup; None if the broker does not start. The
+    following fields are numbers. ``messages_lost``: intact messages that the startup truncates.
+    ``superseded``: intact messages beyond the end of the log, left by an earlier truncation, whose
+    queue offset now belongs to another message. ``unreachable``: messages that remain in the log
+    without a consume queue entry (None: only a part of the log was searched). ``rows_lost``: queue
+    entries that are deleted because the log is empty. ``messages_already_lost``: messages that
+    consume queues, index or committed offsets show but the log no longer contains; messages of an
+    unknown topic are not counted by topic.
+
+    All messages that are already lost were stored between ``already_lost_from`` and
+    ``already_lost_to`` (ms; None: unknown).
     """
 
     broker_version: str
@@ -281,8 +283,8 @@ class Prediction:
 
     @property
     def runs_well(self) -> bool:
-        """Return whether the broker accepts messages, and deletes nothing because its disk is
-        full.
+        """Return whether the broker accepts messages and does not delete files for lack of disk
+        space.
         """
         return not (self.refuses_writes or (self.disk is not None and self.disk.deletes_files))
 
@@ -472,8 +474,8 @@ class Prediction:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the messages that are lost, would be lost or would have no entry, and the number
-        of all messages; None if none is affected.
+        """Return the number of messages that are lost, would be lost or would have no entry, with
+        their topics and times and the number of all messages; None if no message is affected.
         """
         topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(
             self.unreachable_by_topic)
