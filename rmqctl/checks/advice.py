@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 Effect = Literal["read-only", "reversible", "irreversible"]
-"""Effect of running a command; `undo` reverts a "reversible" one."""
+"""Effect of running a command. `undo` reverts the effect of a "reversible" command."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A recommended command, the reason for it, its effect, and its losses: ``{"messages": 3}`` are
-    replaced by fillers, ``{"undecided": 2}`` records are discarded.
+    """A recommended command, the reason for it, and its effect. ``loses``: what the command loses;
+    ``messages``: number of messages replaced by fillers, ``undecided``: number of records
+    discarded.
     """
 
     command: str
@@ -44,12 +45,12 @@ class NextStep:
 
 
 def is_of_a_tier(command: str | None) -> bool:
-    """Return whether a command repairs a tier."""
+    """Return whether a command repairs tiered storage."""
     return command is not None and command.startswith("rmqctl tiered recover ")
 
 
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
-    """Yield the repair of the tier in the store if a finding about the tier names a repair."""
+    """Yield a step for each command that repairs the store's tier and that a finding recommends."""
     for command in dict.fromkeys(finding.next for finding in findings
                                  if finding.is_trouble and finding.next):
         if is_of_a_tier(command):
@@ -60,7 +61,9 @@ def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Findings that no command repairs, and how to fix them by hand."""
+    """The findings of one category that no command repairs. ``count``: their number; ``why``: what
+    to do by hand.
+    """
 
     category: str
     count: int
@@ -71,8 +74,8 @@ class Remaining:
 
 
 class DamagedTail(NamedTuple):
-    """Damage that reaches from ``start`` to the end of a log, with no intact record after it.
-    ``lost``: number of messages in it.
+    """Damage from physical offset ``start`` to the end of the log. ``lost``: number of messages in
+    the damaged range.
     """
 
     start: int
@@ -88,16 +91,16 @@ class DamagedTail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairOutlook:
-    """The effect of `recover` on a store in its current state.
-
-    ``changes``: whether `recover` changes anything. ``lost``: messages that `recover` replaces by
-    fillers or drops. ``undecided``: records that need a decision of the user. ``undo_first``: an
-    earlier repair that keeps data which `recover` cannot restore. ``refused``: why no plan was
-    made. ``is_member``: the log belongs to a DLedger member, which is repaired from another member.
-    ``truncate_to``: the end of the log, if truncating the files there helps and loses no message.
-    ``form_unproven``: the user has to choose the format of the new consume queues. ``tail``: the
-    damaged end of the log, if it can be truncated instead of filled. ``groups_beyond``: groups with
-    an offset beyond the end of its queue after the repair; None if unknown.
+    """The effect of `recover` on a store in its current state. ``changes``: whether `recover`
+    changes anything. ``lost``: number of messages that `recover` replaces by fillers or drops.
+    ``undecided``: number of records about which the user has to decide. ``undo_first``: ID of an
+    earlier repair that moved data aside which only `undo` restores. ``refused``: the reason why
+    `recover` makes no plan. ``is_member``: whether the log belongs to a DLedger member, which is
+    repaired from another member. ``truncate_to``: the end of the log, if truncating the log files
+    at this offset helps and loses no message. ``form_unproven``: whether the user has to choose the
+    format of the new consume queues. ``tail``: the damaged end of the log, if it can be truncated
+    instead of filled. ``groups_beyond``: groups with an offset beyond the end of its queue after
+    the repair; None if unknown.
     """
 
     changes: bool = False
@@ -202,7 +205,9 @@ _OFFSETS_GONE = Phrase(
     "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
-"""Placeholder option at the end of commands that need another copy; these steps come first."""
+"""End of each command that needs another copy of the store; the user replaces COPY. These commands
+are recommended first.
+"""
 _RESTORED = ".restored"
 """Suffix of the name of the folder that a remote or archived store is copied into."""
 _OF_A_HEADER = Phrase(
@@ -216,8 +221,8 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[NextStep]:
     """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned; a
-    repair is then offered if `recover` can plan one. ``is_held``: a broker uses the store;
-    ``is_damaged``: `verify` finds damage.
+    repair is then offered if `recover` can plan one. ``is_held``: whether a broker uses the store;
+    ``is_damaged``: whether `verify` finds damage.
     """
     if start.misled:
         yield NextStep(start.look_at_configuration(root), CONFIGURATION)
@@ -253,11 +258,10 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
 
 def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
                 damages: int) -> list[NextStep]:
-    """Return the steps, with the named backup as the first source to restore from; ``when`` in
-    epoch ms.
-
-    If the backup recorded ``damages`` of the store when it was made, restoring from it comes after
-    the other repairs: it may lack the same bytes.
+    """Return the planned steps, with the backup instead of the placeholder COPY. ``when``: time of
+    the backup in epoch ms. ``damages``: number of damaged ranges that the store had at that time;
+    if there were any, the backup may lack the same bytes, so restoring from it comes after other
+    repairs.
     """
     if not planned:
         return []
@@ -287,8 +291,8 @@ def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
-    """Return the JSON document of a prediction, with a next step that only reads or
-    shows a plan.
+    """Return the JSON document of a prediction. Its next step, if any, only reads or shows a
+    plan.
     """
     step = _after(start, root)
     return {**start.as_dict(), "next": [step.command] if step else [],
@@ -296,7 +300,7 @@ def with_next(start: Prediction, root: str) -> dict[str, Any]:
 
 
 def _after(start: Prediction, root: str) -> NextStep | None:
-    """Return the next step; None if nothing needs to be done."""
+    """Return the step to take after a prediction; None if nothing needs to be done."""
     if start.misled:
         return NextStep(start.look_at_configuration(root), CONFIGURATION)
     is_elsewhere, root = vfs.is_remote(root), shlex.quote(root)
@@ -330,8 +334,8 @@ def of_the_form(root: str) -> NextStep:
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
-    """Yield the steps that reset consumer offsets of these groups that are beyond the end of a
-    queue to the end of that queue.
+    """Yield the steps that move consumer offsets of these groups back to the end of their
+    queues.
     """
     for group in sorted(group for group in groups if group):
         yield NextStep(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
@@ -407,8 +411,8 @@ def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextSt
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
             outlook: RepairOutlook | None) -> list[Remaining]:
-    """Return the problems that no rmqctl command repairs. ``damaged``: number of findings by
-    category, ignored if a repair is possible or none was planned.
+    """Return the problems that no rmqctl command repairs. ``damaged``: pairs of a category and its
+    number of findings, ignored if a repair is possible or none was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}

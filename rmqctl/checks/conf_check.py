@@ -30,8 +30,8 @@ _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReserve
 
 @dataclass(frozen=True, slots=True)
 class ConfFinding:
-    """A finding about a setting. ``line``: the setting's line in the file; None if not
-    set there.
+    """A finding about a setting. ``line``: number of the setting's line in the configuration file;
+    None if the file does not set it.
     """
 
     finding: Finding
@@ -131,8 +131,8 @@ class _ConfCheck:
     # -- folders, and the store -------------------------------------------------------------------
 
     def _paths(self) -> Iterator[ConfFinding]:
-        """Yield a finding for each configured folder that does not exist on this machine. If a
-        store is given, `follow` checks root and log.
+        """Yield a finding for each configured folder that does not exist on this machine, except,
+        if a store is given, the root and the commit log, which `follow` checks.
         """
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None
@@ -144,7 +144,9 @@ class _ConfCheck:
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
-        """Return a path below the root named in the file as a path below the store's root."""
+        """Return a configured path on this machine: the configured root is replaced by the store's
+        root.
+        """
         root = self._settings.given(ROOT)
         if self._store is None or not root or not path.startswith(os.path.join(root, "")):
             return path

@@ -1,9 +1,9 @@
 """Effect of damage, a broker startup or a repair on consumers: one record per group and queue.
 
 The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan); the consumer offsets
-are read from ``config/``. Queues are read only where an offset requires it. Unknown stays unknown:
-groups write their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean
-shutdown some messages after an offset were already consumed. Broadcast consumers keep their offsets
+are read from ``config/``. Queues are read only where an offset requires it. A broker writes offsets
+to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown some messages
+after an offset were already consumed; which ones is unknown. Broadcast consumers keep their offsets
 themselves. With POP, an offset covers delivered messages, acknowledged or not.
 """
 
@@ -38,11 +38,12 @@ _MAX_NAMED = 3
 @dataclass(frozen=True, slots=True)
 class QueueLosses:
     """The outcome for one queue, in queue offsets. ``end``: the offset after the last message, once
-    the broker has started or the repair is done. ``lost``: already missing from the log. ``cut``:
-    intact, truncated by the start. ``without_row``: in the log, but delivered to no consumer.
-    ``undecodable``: clients cannot decode them. ``made_from``: the first queue offset with an entry
-    after the fillers, if the start rebuilds the queue, but not from its beginning. ``least``: the
-    min offset that the broker then assumes for the queue, None if the file size is unknown.
+    the broker has started or the repair is done. ``lost``: messages already missing from the log.
+    ``cut``: intact messages that the start truncates. ``without_row``: messages in the log that no
+    consumer receives. ``undecodable``: messages that clients cannot decode. ``made_from``: the
+    first queue offset with an entry after the fillers, if the start rebuilds the queue, but not
+    from its beginning. ``least``: the min offset that the broker then assumes for the queue; None
+    if the size of the queue's files is unknown.
     """
 
     end: int
@@ -55,7 +56,7 @@ class QueueLosses:
 
     @property
     def complete(self) -> bool:
-        """Return whether all lost messages are known, not only the first ones."""
+        """Return whether all lost messages are listed, not only the first ones."""
         return all(runs.complete for runs in (self.lost, self.cut, self.without_row,
                                               self.undecodable))
 
@@ -95,9 +96,10 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Return whether the group misses a message, receives one twice, or has an offset beyond
-        the end. Messages lost before its offset do not count, as the group has already received
-        them. The delay service is moved back to the end of the queue and misses nothing.
+        """Return whether the group misses a message, receives a message twice, or has an offset
+        beyond the end of the queue. Messages lost before its offset do not count: the group has
+        already received them. An offset of the delay service beyond the end does not count either:
+        the broker moves it back.
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
@@ -112,8 +114,8 @@ class Consumers:
     """The effect on all groups of a store. ``queues`` by group, topic and queue id.
 
     ``without_position``: configured groups without a committed offset in this store. ``complete``:
-    whether the figures count all losses; otherwise they are lower bounds. ``notes``: what is
-    unknown.
+    whether the numbers include all losses; otherwise they are lower bounds. ``notes``: sentences
+    about what is unknown.
     """
 
     queues: tuple[QueueImpact, ...]
@@ -137,13 +139,15 @@ class Consumers:
                          self.complete, self.notes, self.positions_known)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the records of affected queues, for the documents of other commands."""
+        """Return the records of affected groups and queues, for the JSON documents of other
+        commands.
+        """
         return {"groups_affected": self.groups_affected,
                 "consumers": [queue._asdict() for queue in self.affected],
                 "consumers_complete": self.complete}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of ``impact``: a record for each group and queue."""
+        """Return the JSON document of ``impact``: a record for each group and queue."""
         return {"groups": len({queue.group for queue in self.queues}),
                 "groups_affected": self.groups_affected,
                 "queues": [queue._asdict() for queue in self.queues],
@@ -196,8 +200,8 @@ class Consumers:
 
 class Situation(NamedTuple):
     """Inputs besides the losses: the broker's ``generation`` (4 or 5), whether the last shutdown
-    was ``unclean``, whether a broker is ``running`` on the store, and whether it ``clamps`` the
-    delay service's offsets to their queues when it starts (since 4.9.2).
+    was ``unclean``, whether a broker is ``running`` on the store, and whether a starting broker
+    ``clamps`` the delay service's offsets to the bounds of their queues (since 4.9.2).
     """
 
     generation: int
@@ -297,8 +301,8 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
               losses: QueueLosses) -> int | None:
-    """Return the offset at which a consumer whose offset is beyond the end continues; None if
-    unknown.
+    """Return the offset at which a consumer continues if its offset is beyond the end of the queue;
+    None if unknown.
     """
     end = losses.end
     if group == DELAY_GROUP:
@@ -320,8 +324,8 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
-    """Yield a note on messages that consumers sent back. The group receives them from the retry
-    topic, and again from the original topic if its offset there is not after them.
+    """Yield a note on messages that consumers sent back for a retry. The group receives them from
+    the retry topic, and also from the original topic if its offset in that topic is not after them.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

@@ -23,7 +23,7 @@ without allocated blocks could claim any size.
 @dataclass(frozen=True, slots=True)
 class FileDigest:
     """Digest of a file. ``path`` is relative to the store's root (absolute for a file outside it),
-    ``size`` in bytes. ``sha256``: None if it cannot be read; ``problem`` gives the reason.
+    ``size`` in bytes. ``sha256``: None if the file cannot be read; ``problem`` gives the reason.
     ``changed``: whether the size of the file has changed since the report began.
     """
 
@@ -34,15 +34,15 @@ class FileDigest:
     changed: bool = False
 
     def line(self) -> str:
-        """Return the line in the format of `sha256sum`; "" without a digest."""
+        """Return a line in the format of `sha256sum`; "" if the file has no digest."""
         if self.sha256 is None:
             return ""
         return sum_line(self.sha256, self.path).decode("utf-8", "backslashreplace")
 
 
 def sum_line(sha256: str, path: str) -> bytes:
-    """Return a `sha256sum` line without its newline; unusual names are escaped as
-    `sha256sum` does.
+    """Return a `sha256sum` line without its newline. Unusual names are escaped as in
+    `sha256sum`.
     """
     name = os.fsencode(path)
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
@@ -51,7 +51,7 @@ def sum_line(sha256: str, path: str) -> bytes:
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
-    """Return the digests of files of a store, read in blocks. ``progress`` receives the
+    """Return the digests of files of a store, read in blocks. ``progress`` receives the number of
     bytes read.
     """
     file_digests = []
@@ -63,7 +63,9 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 
 def of_all(lines: Iterable[str]) -> str:
-    """Return one digest for a whole store: the digest of all lines, each with its newline."""
+    """Return the digest of a whole store: the digest of the lines of all files, each with its
+    newline.
+    """
     digest = hashlib.sha256()
     for line in lines:
         digest.update(f"{line}\n".encode("utf-8", "backslashreplace"))

@@ -1,7 +1,7 @@
 """Diagnosis of a store in one sentence, from verification and prediction.
 
-This module only summarizes `rmqctl.checks.verify` and `rmqctl.checks.preflight`: which groups are
-affected, and what to do next, the safest step first.
+This module only summarizes the results of `rmqctl.checks.verify` and `rmqctl.checks.preflight`:
+which consumer groups are affected, and what to do next, the safest step first.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class DamageKind:
 
 
 class Disk(NamedTuple):
-    """Size of a store's file system, and the space left to the store's owner, in bytes; None for a
-    store at a URL or in an archive.
+    """Size of a store's file system, and the space available to the store's owner, in bytes; None
+    for a store at a URL or in an archive.
     """
 
     total: int | None
@@ -58,9 +58,9 @@ class Disk(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A diagnosis. `findings`: result of a check of every byte; `start`: effects of a broker's
-    startup. `lock`: the process that holds the store. `profile`: contents of the log, if requested.
-    `outlook`: effects of a repair, if one was planned. `backup`: a backup of the store that the
-    user names, and the time of its newest restore point (epoch ms).
+    startup. `lock`: the process that has locked the store. `profile`: contents of the log, if
+    requested. `outlook`: effects of a repair, if one was planned. `backup`: a backup of the store
+    that the user names, and the time of its newest restore point (epoch ms).
     """
 
     findings: VerifyResult[Coverage]
@@ -72,20 +72,20 @@ class Diagnosis:
     backup: tuple[str, int, int] | None = None
 
     def with_tier(self, findings: VerifyResult[Coverage]) -> Diagnosis:
-        """Return the diagnosis of a store including its tier, whose findings `findings`
-        includes.
+        """Return this diagnosis with other `findings`, which include those about the store's
+        tier.
         """
         self.start.in_tier = TierLosses.of(findings.tier)
         return replace(self, findings=findings)
 
     @property
     def sound(self) -> bool:
-        """Return whether nothing is damaged or lost, and a start would lose nothing."""
+        """Return whether nothing is damaged or lost, and a broker startup would lose nothing."""
         return self.findings.ok and self.start.harmless
 
     @property
     def damaged(self) -> list[DamageKind]:
-        """Return the findings by kind, the worst first, without those of severity "info"."""
+        """Return the findings by category, the worst first, without those of severity "info"."""
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)
@@ -97,22 +97,22 @@ class Diagnosis:
 
     @property
     def _is_damaged(self) -> bool:
-        """Return whether there is any finding other than an offset beyond the end, for which the
-        prediction already provides steps.
+        """Return whether there is a finding other than consumer offsets beyond the end of a queue;
+        the prediction already recommends steps for these.
         """
         return any(row.category != "config-offset" for row in self.damaged)
 
     @property
     def losses(self) -> Losses:
-        """Return all losses, including those counted by verification or in a repair plan."""
+        """Return the losses that the verification, the prediction and the repair plan count."""
         lost = self.start.account.verified(self.findings.coverage)
         return lost if self.outlook is None else replace(
             lost, in_log=max(lost.in_log, self.outlook.undecided))
 
     @property
     def earlier(self) -> int:
-        """Return the messages of earlier queues, which consumers do not receive, as far as the
-        findings list them.
+        """Return the number of messages of earlier queues that the findings list. Consumers do not
+        receive them.
         """
         return sum(finding.count for finding in self.findings.findings
                    if finding.category == "cq-earlier")
@@ -209,13 +209,17 @@ class Diagnosis:
 
     @property
     def repaired(self) -> Phrase | None:
-        """Return the losses of earlier repairs of the log and the tier; None if there are none."""
+        """Return a sentence about the losses of earlier repairs of the log and the tier; None
+        without losses.
+        """
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
         return Joined("; ", [own, tier]) if own and tier else own or tier
 
     @property
     def _replaced(self) -> Phrase | None:
-        """Return the data that a repair could not restore; None without such a repair."""
+        """Return a sentence about the messages that a repair replaced or marked; None without
+        any.
+        """
         count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
@@ -231,7 +235,7 @@ class Diagnosis:
 
     @property
     def not_judged(self) -> dict[str, str]:
-        """Return the structures in an unsupported layout, with the reason."""
+        """Return the structures that were not checked, with the reason for each."""
         return {**self.findings.not_judged, **self.start.not_judged}
 
     @property
@@ -328,10 +332,10 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
              profile: bool = False, machine: StartEnvironment | None = None,
              phase: Callable[..., None] | None = None) -> Diagnosis:
-    """Verify a whole store and predict a broker startup. `progress` receives bytes of the log; each
-    byte is counted twice. `profile`: also profile the log, in the same pass. `machine`: the clock
-    and the disk at startup; None: this machine's. `phase` receives the name of each step, and the
-    number of bytes that it reads if known.
+    """Verify a whole store and predict a broker startup. `progress` receives the number of log
+    bytes read; each byte is read twice. `profile`: whether to profile the log in the same pass.
+    `machine`: the clock and the disk at startup; None: this machine's. `phase` receives the name of
+    each step, and the number of bytes that it reads, if known.
     Raises: StoreIOError.
     """
     release = release_of(broker_version) if broker_version else None

@@ -21,8 +21,8 @@ FINDING, ACTION = "finding", "action"
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of a finding or an action. ``kind`` is `FINDING` or `ACTION`. ``cause``: the
-    cause of a finding, or the effect of an action. ``brokers``: how brokers react to it;
-    ``advice``: what to do.
+    cause of a finding, or the effect of an action. ``brokers``: how brokers react to the damage;
+    ``advice``: what the user should do.
 
     ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
     """
@@ -45,8 +45,8 @@ class Explanation:
 
 @cache
 def explanations(lang: str = "en") -> dict[str, Explanation]:
-    """Return all explanations by name, findings in the order of their list, then actions, in
-    English (``en``) or Chinese (``zh``), except ``meaning``, which is always English.
+    """Return all explanations by name: findings in the order of `CATEGORIES`, then actions. They
+    are in English (``en``) or Chinese (``zh``); ``meaning`` is always in English.
     """
     name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"
     text = files("rmqctl.checks").joinpath(name).read_text(encoding="utf-8")

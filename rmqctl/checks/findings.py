@@ -1,8 +1,8 @@
 """Findings: each describes one problem and has one of a fixed set of categories.
 
 A finding names the structure, the file and the position, describes the problem, and gives a command
-that helps. Each category has a severity, a meaning and a command: scripts filter by category, and
-docs/explanation/verify.md is generated from them.
+that helps. Each category has a severity, a meaning and a command. Scripts filter findings by
+category; the list in docs/explanation/verify.md is generated from the categories.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ REBUILT = frozenset({"consumequeue", "index"})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. ``offset`` is the physical offset for the commitlog, otherwise the position in the
-    file; ``position`` is always the position in ``file``. ``count``: number of entries or records.
-    ``cause``: a detail that a repair needs, usually the name of the field; never shown.
+    """A finding. ``offset``: the physical offset for the commitlog, otherwise the position in the
+    file; ``position``: always the position in ``file``. ``count``: number of affected entries or
+    records. ``cause``: a detail that a repair needs, usually the name of the damaged field; it is
+    never shown.
     """
 
     category: str
@@ -48,15 +49,13 @@ class Finding:
             object.__setattr__(self, "position", self.offset)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON, see cli.md; adds `next` and `queue`."""
+        """Return the JSON object of the finding."""
         order = ("category", "severity", "structure", "file", "offset", "length", "topic",
                  "queue_id", "queue_offset", "detail", "next", "position", "count")
         return {name: getattr(self, name) for name in order}
 
     def with_next(self, command: str | None) -> Finding:
-        """Return a copy with another ``next``. `replace` is five times slower, and there may be
-        many findings.
-        """
+        """Return a copy with another ``next``; `dataclasses.replace` would be five times slower."""
         return Finding(self.category, self.structure, self.detail, self.file, self.offset,
                        self.length, self.topic, self.queue_id, self.queue_offset, self.position,
                        self.count, self.severity, command, self.cause)
@@ -90,8 +89,8 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """Return `doctor`, the command for problems that a repair may fix: it plans the repair, and
-    recommends it if it changes anything.
+    """Return the `doctor` command, for problems that a repair may fix: `doctor` plans the repair,
+    and recommends it if it would change anything.
     """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 
@@ -102,7 +101,9 @@ def _derived(finding: Finding, store: str) -> str | None:
 
 
 def _of_log(finding: Finding, store: str) -> str | None:
-    """Return the command for damage that the commitlog and other structures may have."""
+    """Return the command for a category of damage that occurs in the commitlog and in other
+    structures.
+    """
     if finding.structure == "commitlog":
         return _diagnose(finding, store)
     return (_derived if finding.category.startswith("file-") else _look)(finding, store)
@@ -141,14 +142,14 @@ def _by_topic_table(finding: Finding, store: str) -> str:
 
 
 def _recover_tier(_finding: Finding, tier: str) -> str:
-    """Return the command that rebuilds a structure from the tiered files, or fixes an
-    inconsistency.
-    """
+    """Return the command that rebuilds tiered metadata, queues or index from the tiered files."""
     return f"rmqctl tiered recover {tier}"
 
 
 def _rebuild_tier_index(finding: Finding, tier: str) -> str | None:
-    """Return the command that rebuilds damaged index files from the messages."""
+    """Return the command that rebuilds damaged index files from the messages; None for an
+    informational finding.
+    """
     return None if finding.severity == INFO else _recover_tier(finding, tier)
 
 
@@ -161,7 +162,9 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """Return the finding with its ``next`` command, if there is one."""
+    """Return the finding of a store with its ``next`` command; ``root``: the folder of the
+    store.
+    """
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))
@@ -183,8 +186,8 @@ def advised_in_tier(finding: Finding, root: str) -> Finding:
 
 
 class Category(NamedTuple):
-    """A category. ``meaning``: the line that `explain` shows; ``remedy`` returns a finding's
-    ``next``.
+    """A category of findings. ``meaning``: the line that `explain` shows; ``remedy``: returns the
+    ``next`` command of a finding.
     """
 
     severity: str

@@ -1,4 +1,4 @@
-"""Messages that a verdict or a plan affects: their number, topics and store times.
+"""Messages affected by damage or by a plan: their number, topics and store times.
 
 All commands use the same JSON object (``impact``) and the same line of text.
 """
@@ -17,10 +17,10 @@ _MAX_TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: counts by topic;
-    messages of unknown topic are not included. ``earliest``, ``latest``: range of their store times
-    (ms), None if unknown. ``complete``: whether topics and times cover all of them, not only the
-    first ones.
+    """Affected messages. ``messages``: their number; ``of``: number of all messages, None if not
+    counted. ``topics``: number of affected messages by topic, without those whose topic is unknown.
+    ``earliest``, ``latest``: range of their store times (ms); None if unknown. ``complete``:
+    whether topics and times include all affected messages, not only the first ones.
     """
 
     messages: int
@@ -77,8 +77,8 @@ class Impact:
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Return the earliest and the latest of several ranges of store times (ms); None if any range
-    is open at this end.
+    """Return the earliest start and the latest end of several ranges of store times (ms). Each is
+    None if it is None in any of the ranges.
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]

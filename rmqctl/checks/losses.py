@@ -1,8 +1,8 @@
 """Messages and entries that a store has lost or would lose (JSON: ``losses``).
 
-Every command takes its counts of lost, undecided and replaced messages from `Losses`; no other
-module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds them, and
-`rmqctl.checks.preflight.losses` returns the account of a store.
+Every command takes the numbers of lost, undecided and replaced messages from `Losses`; no other
+module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds these
+messages, and `rmqctl.checks.preflight.losses` returns the `Losses` of a store.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ TIMERS, INDEX = "timers", "index"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``count`` of ``what`` (a constant above) is or would be lost; None if unknown.
+    """A loss that has happened or that a broker startup would cause. ``what``: what is lost (a
+    constant above); ``count``: number of lost items, None if unknown.
 
-    ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: it was lost
-    before the start, so another start loses nothing more. ``by_hand``: what to do by hand if no
-    command prevents the loss.
+    ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: whether the loss
+    has already happened, so that a startup loses nothing more. ``by_hand``: what to do by hand if
+    no command prevents the loss.
     """
 
     what: str
@@ -44,8 +45,8 @@ class Loss:
 
 
 def counted(what: str, count: int | None) -> Phrase:
-    """Return the count with its unit, such as ``12 committed offsets``; only the unit
-    if unknown.
+    """Return the count with its noun, such as ``12 committed offsets``; only the noun if the count
+    is None.
     """
     if what == OFFSETS:
         return Phrase("committed offsets") if count is None else Phrase(
@@ -67,8 +68,8 @@ def counted(what: str, count: int | None) -> Phrase:
 
 
 def summed(losses: Iterable[Loss]) -> Phrase | None:
-    """Return a sum for each kind of loss: ``12 committed offsets, 3 topics``; None
-    without a loss.
+    """Return the sums by kind of loss, such as ``12 committed offsets, 3 topics``; None without a
+    loss.
     """
     sums: dict[str, int | None] = {}
     for loss in losses:
@@ -81,7 +82,9 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
 
 
 class Verified(Protocol):
-    """Counts of a verification, as in `rmqctl.checks.verify.verify.Coverage`."""
+    """Results of a verification, as in `rmqctl.checks.verify.verify.Coverage`: number of undecided
+    and of replaced messages.
+    """
 
     messages_undecided: int
     messages_replaced: int
@@ -96,15 +99,16 @@ class PlannedLosses(Protocol):
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Count messages that the plan loses without a filler, and undecided records that it
-        discards.
+        """Return the number of messages that the plan loses without a filler, and the number of
+        undecided records that it discards.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoss:
-    """Messages of one queue: missing from the log; truncated by the next startup; left without a
-    consume queue entry by that startup; intact, but clients cannot decode them.
+    """Number of messages of one queue. ``lost``: missing from the log. ``cut``: truncated by the
+    next startup. ``without_entry``: left without a consume queue entry by the next startup.
+    ``undecodable``: intact, but clients cannot decode them.
     """
 
     lost: int = 0
@@ -115,7 +119,9 @@ class QueueLoss:
 
 @dataclass(frozen=True, slots=True)
 class GroupLoss:
-    """Unread messages of a group: those already lost, and those at risk at the next startup."""
+    """Number of unread messages of a consumer group that are already lost, or at risk at the next
+    startup.
+    """
 
     unread_lost: int = 0
     at_risk: int = 0
@@ -123,9 +129,9 @@ class GroupLoss:
 
 @dataclass(frozen=True, slots=True)
 class TierLosses:
-    """Losses of a tier: messages that neither the tier nor the local log has. ``messages``: lost;
-    ``in_repairs``: dropped by repairs of the tier; ``undecided``: records; ``replaced``: messages.
-    ``by_topic``: ``messages``.
+    """Losses of a tier. ``messages``: number of messages that neither the tier nor the local log
+    has; ``by_topic``: the same by topic. ``in_repairs``: number of messages dropped by repairs of
+    the tier. ``undecided``: number of undecided records. ``replaced``: number of replaced messages.
     """
 
     messages: int = 0
@@ -136,8 +142,8 @@ class TierLosses:
 
     @classmethod
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
-        """Return the tier's losses as counted by a verification of the tier; empty without a
-        verification.
+        """Return the losses that a verification of the tier counted; no losses if ``coverage`` is
+        None.
         """
         if coverage is None:
             return cls()
@@ -153,14 +159,16 @@ class TierLosses:
 
     @property
     def repaired_in_words(self) -> Phrase | None:
-        """Return the sentence on messages that repairs of the tier dropped; None without any."""
+        """Return a sentence about messages that repairs of the tier dropped; None if they dropped
+        none.
+        """
         return Phrase("{count:,} message was lost in repairs of the tier",
                       "{count:,} messages were lost in repairs of the tier",
                       count=self.in_repairs) if self.in_repairs else None
 
     @property
     def loss(self) -> Loss:
-        """Return these losses as a `Loss` for the list."""
+        """Return ``messages`` as a `Loss`."""
         return Loss(MESSAGES, self.messages, Phrase(
             "{count:,} message is lost in the tier and not in the log",
             "{count:,} messages are lost in the tier and not in the log",
@@ -175,23 +183,22 @@ def _no_repairs() -> RepairLosses:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """All losses of a store, past and at the next startup, as every command shows them.
+    """All losses of a store that have happened or that the next startup would cause.
 
     ``known_lost``: messages that the log no longer has but that the log itself, consume queues,
     index or committed offsets show. ``in_repairs``: messages that repairs dropped without a filler.
     ``by_offsets``: part of ``known_lost`` that only committed offsets show. ``cut``: messages that
     the next startup truncates, including ``cut_undecided`` undecided records. ``without_entry``:
     messages that the next startup leaves in the log without a consume queue entry (None: not
-    searched). ``in_log``: undecided records of the log; a record that a repair discarded stays
-    undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
-    ``groups``: None if these cannot be checked. ``beside``: topics, groups, committed offsets,
-    timers, index entries, with the file that loses them. ``unread``: structures that would show
-    lost messages but cannot be read; then ``known_lost`` is not reliable. ``in_tier``: losses of
-    the tier in the store, besides all of these. ``at_least``: whether ``known_lost`` is only a
-    lower bound.
+    searched). ``in_log``: undecided records in the log. ``replaced``: fillers and messages kept
+    damaged (None: not counted). ``queues``, ``groups``: None if they cannot be checked. ``beside``:
+    lost topics, groups, committed offsets, timed messages and index entries, with the file that
+    loses them. ``unread``: structures that would show lost messages but cannot be read;
+    ``known_lost`` is then not reliable. ``in_tier``: losses of the store's tier, which the other
+    fields do not include. ``at_least``: whether ``known_lost`` is only a lower bound.
 
     An index entry, a consume queue entry or a committed offset of a lost message is evidence of
-    that loss, not a loss of its own.
+    that loss, and does not count as a loss.
     """
 
     known_lost: int = 0
@@ -214,9 +221,7 @@ class Losses:
 
     @property
     def counted(self) -> int | None:
-        """Return the number of messages that are already lost; None if that cannot be
-        determined.
-        """
+        """Return the number of messages that are already lost; None if it cannot be determined."""
         return None if self.unread else self.already
 
     @property
@@ -237,27 +242,35 @@ class Losses:
 
     @property
     def lost_by_topic(self) -> dict[str, int]:
-        """Return the lost messages of known topic, by topic, in the log and in the tier."""
+        """Return the number of lost messages by topic, in log and tier; messages whose topic is
+        unknown are not included.
+        """
         return dict(Counter(self.already_by_topic) + Counter(self.in_tier.by_topic))
 
     @property
     def undecided(self) -> int:
-        """Count records that may have been messages: in log or tier, or discarded by a repair."""
+        """Return the number of records that may have been messages: in log or tier, or discarded by
+        a repair.
+        """
         return self.in_log + self.in_repairs.undecided + self.in_tier.undecided
 
     @property
     def cut_for_sure(self) -> int:
-        """Count messages that the next startup truncates, without undecided records."""
+        """Return the number of messages that the next startup truncates, without undecided
+        records.
+        """
         return self.cut - self.cut_undecided
 
     @property
     def would_lose(self) -> int:
-        """Count intact messages that the next startup truncates or leaves without an entry."""
+        """Return the number of messages that the next startup truncates or leaves without a consume
+        queue entry.
+        """
         return self.cut + (self.without_entry or 0)
 
     @property
     def what_a_start_loses(self) -> Phrase:
-        """Return the sentence for `would_lose`; an undecided record is not called intact."""
+        """Return a sentence with `would_lose` that does not call undecided records intact."""
         if self.cut_undecided:
             return Phrase("startup would lose {count:,} message, {undecided:,} of them undecided",
                           "startup would lose {count:,} messages, {undecided:,} of them undecided",
@@ -274,28 +287,28 @@ class Losses:
 
     @property
     def replaced_in_words(self) -> Phrase | None:
-        """Return the sentence on replaced messages; None without any."""
+        """Return a sentence about the messages that repairs replaced; None if there are none."""
         return Phrase("{count:,} message was lost earlier: `recover` replaced it with a filler",
                       "{count:,} messages were lost earlier: `recover` replaced them with fillers",
                       count=self.all_replaced) if self.all_replaced else None
 
     @property
     def would_lose_by_topic(self) -> dict[str, int]:
-        """Return `would_lose` by topic."""
+        """Return the number of messages in `would_lose` by topic."""
         return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Return the number of messages that groups miss or would miss, counted per group; None if
-        unknown.
+        """Return the number of unread messages that consumer groups miss or would miss; each
+        message counts once for each group. None if unknown.
         """
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())
 
     @property
     def total(self) -> int:
-        """Return the number of messages that are no longer present as sent; a step may reduce this
-        number only by restoring messages.
+        """Return the number of messages that are not present as they were sent. A repair may reduce
+        this number only by restoring messages.
         """
         return self.already + self.undecided + (self.all_replaced or 0)
 
@@ -305,13 +318,15 @@ class Losses:
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
-        """Return the losses including those counted by a verification of the whole store."""
+        """Return these losses with the undecided and replaced messages that a verification
+        counted.
+        """
         return replace(self, in_log=max(self.in_log, cover.messages_undecided),
                        replaced=cover.messages_replaced if self.replaced is None
                        else self.replaced)
 
     def lost_in_words(self, count: int) -> Phrase:
-        """Return the sentence for ``count`` of the messages that are already lost."""
+        """Return a sentence that says that ``count`` messages are already lost."""
         if self.at_least:
             return Phrase("at least {count:,} message is already lost",
                           "at least {count:,} messages are already lost", count=count)
@@ -335,9 +350,7 @@ class Losses:
         return sentences
 
     def after(self, plan: PlannedLosses) -> Losses:
-        """Return the losses of missing messages after a plan is carried out; messages that the plan
-        restores are no longer lost.
-        """
+        """Return the losses that remain after a plan is carried out."""
         from rmqctl.store.repair_losses import RepairLoss
 
         messages, undecided = plan.drops
@@ -347,7 +360,7 @@ class Losses:
                       queues=None, groups=None, in_tier=self.in_tier)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that all JSON documents share."""
+        """Return the fields that every JSON document with losses has."""
         return {"messages_already_lost": self.counted, "messages_undecided": self.undecided,
                 "messages_replaced": self.all_replaced,
                 "lost_in_repairs": self.in_repairs.as_list()}

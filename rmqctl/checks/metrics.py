@@ -1,7 +1,7 @@
-"""Contents of a store and the lag of its consumers, as named numbers for monitoring.
+"""Metrics for monitoring: contents of a store and the lag of its consumers.
 
-Reads only the ends of files and the configuration, as `info` and `offsets` do, so it can run every
-minute beside a running broker.
+Only the ends of files and the configuration are read, as by `info` and `offsets`, so metrics can be
+collected every minute while a broker is running.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Sample = tuple[str, Mapping[str, str], float]
 def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
              failed: Callable[[RmqctlError], None]) -> dict[
                  str, list[tuple[Mapping[str, str], float]]]:
-    """Return the samples of the stores, by metric name (`HELP`). Only one store is open at a time;
-    ``failed`` receives the error of a store that cannot be read.
+    """Return, for each metric in `HELP`, its samples (labels and value) from all stores. Only one
+    store is open at a time; ``failed`` receives the error of a store that cannot be read.
     """
     samples_of: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
     for name, opens in stores:

@@ -1,4 +1,4 @@
-"""A set of queue offsets, stored as runs: lost messages and messages at risk are mostly
+"""A set of queue offsets, stored as runs, because lost messages and messages at risk are mostly
 adjacent.
 """
 
@@ -18,21 +18,23 @@ _NONE: Array = np.zeros((0, 2), np.int64)
 
 
 class OffsetRuns:
-    """Queue offsets from 0 to 2^62, as half-open runs that neither touch nor overlap."""
+    """A set of queue offsets from 0 to 2^62, stored as half-open runs with gaps between them."""
 
     def __init__(self) -> None:
         self._runs = _NONE
         self._parts: list[Array] = []
         self._sums: tuple[list[int], list[int], list[int]] | None = None
-        """Starts and ends of the runs, and the number of queue offsets before each."""
+        """Starts of the runs, ends of the runs, and the number of queue offsets of the set before
+        each run.
+        """
         self.complete = True
 
     def __bool__(self) -> bool:
         return bool(len(self._runs) or self._parts)
 
     def add(self, offsets: Array, counts: Array | None = None) -> None:
-        """Add queue offsets (int64, in any order). ``counts``: number of consecutive offsets from
-        each one on. Values that are not possible queue offsets are ignored.
+        """Add queue offsets (int64, in any order). ``counts``: number of consecutive offsets to add
+        from each offset on. Values that cannot be queue offsets are ignored.
         """
         runs = np.empty((len(offsets), 2), np.int64)
         runs[:, 0] = offsets
@@ -58,14 +60,14 @@ class OffsetRuns:
         return self._runs
 
     def count(self, first: int = 0, end: int = _MAX_OFFSET) -> int:
-        """Return how many queue offsets of the set are in ``[first, end)``."""
+        """Return the number of queue offsets of the set in ``[first, end)``."""
         if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
         return max(0, self._below(end) - self._below(first))
 
     def has(self, offsets: Array) -> Array:
-        """Return a boolean array: whether the set contains each queue offset (int64)."""
+        """Return, for each queue offset (int64), whether the set contains it."""
         runs = self.runs()
         if not len(runs):
             return np.zeros(len(offsets), bool)
@@ -81,7 +83,7 @@ class OffsetRuns:
         return both
 
     def without(self, other: OffsetRuns) -> OffsetRuns:
-        """Return the difference, this set without the offsets of ``other``, as a new set."""
+        """Return a new set: this set without the queue offsets of ``other``."""
         left = OffsetRuns()
         left.complete = self.complete and other.complete
         runs, others = self.runs(), other.runs()

@@ -1,4 +1,4 @@
-"""Pending timed messages, one by one, and the effect of a startup on each."""
+"""Pending timed messages, and the effect of a broker startup on each of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
 
 
 def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
-    """Yield the timed messages in the order in which the timer wheel reaches them, then the
-    messages that are not in the timer log yet. ``now``: startup time of a broker (epoch ms).
-    ``due`` (ms) is taken from the message: a message that is due later than the wheel covers enters
-    the wheel several times. ``deletes``: the key of the message that this one recalls.
+    """Yield a record for each timed message, in the order in which the timer wheel reaches them,
+    then for each message that is not in the timer log yet. ``now``: startup time of the broker
+    (epoch ms). ``due`` (ms) is taken from the message, because a message that is due later than the
+    wheel covers enters the wheel several times. ``deletes``: the key of the message that a recall
+    message deletes.
     Raises: StoreIOError.
     """
     files = TimerFiles.of(store)

@@ -1,11 +1,11 @@
 """Messages that consumer groups received by POP and did not acknowledge (spec:
 timer-and-others-5x.md §6).
 
-A broker records each delivery as a check point in its revive topic, and each acknowledgement beside
-it. Both wait in the timer until the messages become visible again. Then the broker reads the revive
-topic from the offset of its revive group on, and puts messages without an acknowledgement into a
-retry topic of the group. With ``popConsumerKVServiceEnable`` the broker keeps a record for each
-message in ``kvStore/`` instead, until that message is acknowledged.
+A broker writes a check point for each delivery, and a record for each acknowledgement, to a revive
+topic. These records wait in the timer until the messages become visible again. Then the broker
+reads the revive topic from the offset of its revive group on, and puts messages without an
+acknowledgement into a retry topic of the consumer group. With ``popConsumerKVServiceEnable`` the
+broker keeps a record for each message in ``kvStore/`` instead, until that message is acknowledged.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC = (
 ORPHANED = frozenset({GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC})
 """States of deliveries whose messages cannot be delivered again."""
 DAMAGED = "damaged"
-"""State of a record of the revive topic that is neither a check point nor an acknowledgement."""
+"""State of a record in a revive topic that cannot be parsed as a check point or an
+acknowledgement.
+"""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 _MAX_WAIT_MS = 60_000
-"""Maximum milliseconds by which a message may be stored after the start of its delivery: a waiting
-client waits at most 30 s.
+"""Maximum time in ms between the start of a delivery and the store time of a message in it; a
+client waits at most 30 s for messages.
 """
 
 _MAX_NAMES = 246
-"""Maximum bytes of group and topic together in the name of a retry topic."""
+"""Maximum length in bytes of group and topic together in the name of a retry topic."""
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -75,8 +77,8 @@ class _PopRecord(msgspec.Struct, frozen=True):
 
 class CheckPoint(_PopRecord, frozen=True):
     """A delivery (check point): ``num`` messages, whose queue offsets are in ``queueOffsetDiff``.
-    Times in ms. ``rePutTimes``: how often a broker recorded the delivery again because it could not
-    read a message.
+    Times in ms. ``rePutTimes``: number of times that a broker wrote the check point again because
+    it could not read a message.
     """
 
     startOffset: _Long  # noqa: N815
@@ -138,9 +140,10 @@ _Key = tuple[str, str, str, int, int, int]
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery with unacknowledged messages. ``left``: their queue offsets. ``offset``: offset of
-    the check point in its revive queue, None while it waits in the timer. ``never``: no startup
-    delivers the check point from the timer. ``record``: the record of the check point.
+    """A delivery with unacknowledged messages. ``left``: their queue offsets. ``offset``: queue
+    offset of the check point in its revive queue, None while it waits in the timer. ``never``:
+    whether the check point is in the timer and no startup delivers it. ``record``: the record of
+    the check point.
     """
 
     point: CheckPoint
@@ -182,9 +185,9 @@ class PoppedMessage(NamedTuple):
 
 @dataclass(slots=True)
 class PopState:
-    """The unacknowledged messages of a store. ``unmatched``: acknowledgements without a known
-    delivery (already acknowledged, or unknown). ``damaged``: unreadable records of the revive
-    topics.
+    """The unacknowledged messages of a store. ``acknowledged``: number of acknowledged messages.
+    ``unmatched``: number of acknowledgements without an open delivery. ``damaged``: number of
+    unreadable records in the revive topics.
     """
 
     messages: list[PoppedMessage] = field(default_factory=list)
@@ -196,8 +199,8 @@ class PopState:
 
 def popped(store: Store, now: int, report: Report = lambda _problem: None,
            wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
-    """Return the messages that were delivered but not acknowledged, by group, topic and queue.
-    ``now``: epoch ms. ``wanted``: selects the deliveries to return.
+    """Return the messages that were delivered but not acknowledged, sorted by group, topic and
+    queue. ``now``: epoch ms. ``wanted``: selects the deliveries to include.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
@@ -218,15 +221,15 @@ def popped(store: Store, now: int, report: Report = lambda _problem: None,
 
 
 class _Deliveries:
-    """All deliveries of a store, from the revive topics and the timer."""
+    """The deliveries in the revive topics and the timer of a store."""
 
     def __init__(self, store: Store, report: Report) -> None:
         self._store, self._report, self._view = store, report, View(store)
         self.state = PopState()
         self.open: dict[_Key, Delivery] = {}
         self.noted_again: set[tuple[str, str, int, int, int]] = set()
-        """(topic, group, queue id, queue offset, time) of check points that a broker recorded
-        again.
+        """Check points that a broker wrote again: topic, group, queue id, start offset and time of
+        each.
         """
         self.faulty: set[str] = set()
         """Revive topics with unreadable records."""
@@ -306,7 +309,7 @@ class _Deliveries:
 
 
 def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
-    """Yield the records of ``kvStore/``; each is about one message."""
+    """Yield a delivery of one message for each record in ``kvStore/``."""
     folder = store.path(RECORDS)
     if not vfs.isdir(folder):
         return
@@ -331,7 +334,7 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
 
 
 class _DeliveryJudge:
-    """Return what a broker does with the messages of a delivery."""
+    """Determine what a broker does with the messages of a delivery."""
 
     def __init__(self, store: Store, now: int, reading: _Deliveries, report: Report) -> None:
         self._store, self._now, self._reading, self._report = store, now, reading, report
@@ -343,7 +346,9 @@ class _DeliveryJudge:
         self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def messages(self, delivery: Delivery) -> Iterator[PoppedMessage]:
-        """Yield messages that were not acknowledged and are not in a retry topic."""
+        """Yield the messages of a delivery that were not acknowledged and are not in a retry
+        topic.
+        """
         point, (topic, queue_id) = delivery.point, delivery.revive
         passed = delivery.never or (delivery.offset is not None and delivery.offset <=
                                     self._revived.get(topic, {}).get(queue_id, -1))
@@ -363,7 +368,9 @@ class _DeliveryJudge:
             yield PoppedMessage(state, delivery, offset, record)
 
     def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
-        """Return (the message, why it cannot be delivered again)."""
+        """Return a message (None if it is missing), and the state that says why it cannot be
+        delivered again ("" if it can).
+        """
         normal = normal_topic(point)
         if self._topics is not None and normal not in self._topics:
             return None, NO_TOPIC
@@ -415,13 +422,13 @@ class _DeliveryJudge:
 
 
 def identity(record: Record) -> str:
-    """Return the identity that a message shares with its copy in a retry topic."""
+    """Return a string that identifies a message and its copies in retry topics."""
     return _properties_of(record).get(
         props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
 def normal_topic(point: CheckPoint) -> str:
-    """Return the original topic of a message in a retry topic."""
+    """Return the original topic of a delivery, whose topic may be a retry topic."""
     for separator in "+_":
         prefix = f"{RETRY_PREFIX}{point.consumerGroup}{separator}"
         if point.topic.startswith(prefix):
@@ -430,7 +437,7 @@ def normal_topic(point: CheckPoint) -> str:
 
 
 def retry_topics(point: CheckPoint) -> tuple[str, ...]:
-    """Return the names of a delivery's retry topic: the original form, and the form since 5.2.0."""
+    """Return the possible names of a delivery's retry topic: before 5.2.0, and since 5.2.0."""
     if point.topic.startswith(RETRY_PREFIX):
         return (point.topic,)
     return tuple(f"{RETRY_PREFIX}{point.consumerGroup}{separator}{point.topic}"

@@ -12,9 +12,7 @@ _MAX_NAMED = 3
 
 
 def findings(losses: RepairLosses) -> Iterator[Finding]:
-    """Yield an informational finding for each repair with losses: no command restores these
-    messages.
-    """
+    """Yield an informational finding for each repair with losses."""
     for loss in losses.losses:
         yield Finding("lost-in-repair", "commitlog", in_words(loss), count=max(loss.total, 1))
     if losses.more:
@@ -23,7 +21,7 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
 
 
 def in_words(loss: RepairLoss) -> Phrase:
-    """Return ``22 messages were lost in repair ID``; the id begins with the date."""
+    """Describe the losses of a repair: ``22 messages were lost in repair ID``."""
     if loss.messages is None:
         return Phrase("the losses of repair {id} are unknown: its record is damaged", id=loss.id)
     parts = []
@@ -41,7 +39,7 @@ def in_words(loss: RepairLoss) -> Phrase:
 
 
 def all_in_words(losses: RepairLosses) -> Phrase | None:
-    """Return the newest repair that has losses; None without such a repair."""
+    """Describe the losses of the newest repairs; None without losses."""
     if not losses.losses:
         return None
     named = [in_words(loss) for loss in reversed(losses.losses[-_MAX_NAMED:])]

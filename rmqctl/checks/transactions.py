@@ -1,8 +1,8 @@
 """Unfinished transactions, by their half messages (spec: recovery.md §10).
 
 An op message ends the half messages that it names. A broker checks all other half messages from the
-offset of its check group on: it appends the half message again and asks the producer, until the
-message was checked too often or is too old; then the broker moves it to a separate topic. So a
+offset of its check group on: it appends the half message again and asks the producer. Once the
+message was checked too often or is too old, the broker moves it to a separate topic. So a
 transaction may have several half messages, which share the producer's unique key.
 """
 
@@ -60,8 +60,8 @@ _CHUNK = 1 << 16
 @dataclass(slots=True)
 class Transaction:
     """An unfinished transaction. ``record``: the last half message in the log, without its body.
-    ``offsets``: offsets of all copies that no op message names. ``given_up``: the copy in the
-    separate topic.
+    ``offsets``: queue offsets of its half messages that no op message names. ``given_up``: the copy
+    that the broker moved to the separate topic.
     """
 
     state: str
@@ -85,7 +85,7 @@ class Transaction:
         return self.properties.get(GROUP)
 
     def age(self, now: int) -> int | None:
-        """Return the milliseconds since the producer sent the message."""
+        """Return the time in ms since the producer sent the message."""
         shown = self.record or self.given_up
         return None if shown is None else now - shown.born_timestamp
 
@@ -109,8 +109,8 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """Yield the unfinished transactions in the order of their half messages, then those of which
-    only the message in the separate topic exists. ``now``: epoch ms.
+    """Yield the unfinished transactions in the order of their half messages, then transactions
+    whose only message is in the separate topic. ``now``: epoch ms.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
@@ -153,7 +153,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
 
 
 def _ended(view: View, queue_id: int, report: Report) -> set[int]:
-    """Return the queue offsets of half messages that any op message names."""
+    """Return the queue offsets of the half messages that op messages name."""
     wanted = Selection(topic=props.OP_HALF_TOPIC, queue_id=queue_id, tag=ENDED)
     return half_offsets(chain.from_iterable(
         page.raw("body") for page in Selector(view.store, wanted, view, report).pages()))
@@ -161,7 +161,9 @@ def _ended(view: View, queue_id: int, report: Report) -> set[int]:
 
 def _without_end(store: Store, rows: QueueRows,
                  ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
-    """Return (transactions by key, the queue offsets of half messages that are not in the log)."""
+    """Return the unfinished transactions by key, and the queue offsets of half messages that are
+    not in the log. ``ended``: queue offsets that op messages name.
+    """
     by_key: dict[str, Transaction] = {}
     gone: list[int] = []
     done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)
@@ -183,7 +185,9 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether an id that names no unfinished transaction belongs to a half message."""
+    """Return whether an id belongs to a half message. If it names no unfinished transaction, the
+    transaction has ended.
+    """
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])
         if record is not None and record.message_id == id:
@@ -192,8 +196,8 @@ def was_ended(store: Store, id: str) -> bool:  # noqa: A002
 
 
 class _Copies:
-    """The queue offsets of all half messages of a transaction: from the index, which may lack some,
-    or with ``thorough`` by reading the topic once.
+    """Finds the queue offsets of all half messages of a transaction: in the index, which may be
+    incomplete, and with ``thorough`` also by reading the topic of half messages once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -239,7 +243,9 @@ def _number(text: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """A broker's settings for transaction checks; times in ms."""
+    """A broker's settings for transaction checks: time until the first check, time between checks,
+    maximum number of checks, retention time of files; times in ms.
+    """
 
     immunity: int
     every: int
@@ -260,7 +266,7 @@ class _Rules:
             given("transactionCheckMax", MAX_CHECKS), int(conf.get("fileReservedTime")) * _HOUR)
 
     def judge(self, transaction: Transaction, now: int) -> None:
-        """Determine the outcome and the time of the next check."""
+        """Set the transaction's state and the time of its next check."""
         record = transaction.record
         assert record is not None
         times = _number(transaction.properties.get(TIMES))

@@ -45,11 +45,12 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """Options of a comparison. ``whole``: messages that expired in only one store, and
-    configuration, count as well.
+    """Options of a comparison. ``whole``: whether messages that expired in only one store, and
+    configuration files, are compared too.
 
-    ``strict`` (by queue): physical offset and store host count as well. ``most``: maximum number of
-    differences that are kept; all are counted. ``view``: see `rmqctl.broker.view.view_of`.
+    ``strict``: whether a comparison by queue includes physical offset and store host. ``most``:
+    maximum number of differences that are kept; all are counted. ``view``: see
+    `rmqctl.broker.view.view_of`.
     """
 
     by: By = "auto"
@@ -87,7 +88,7 @@ class Diff:
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object of ``diff``; call `run` first."""
+        """Return the JSON object of ``diff``. Call `run` first."""
         impact, differences = self.impact, self.differences
         return {
             "equal": self.equal,
@@ -103,8 +104,8 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """Return (a, b or c; its path) for the store that is damaged or lacks messages; None
-        without a difference.
+        """Return the name (a, b or c) and the path of the store that has more damage or lacks more
+        messages; None if there is no difference.
         """
         if self.equal:
             return None
@@ -118,7 +119,7 @@ class Diff:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the effect of the differences on messages; None without differences. Call `run`
+        """Return the messages that are missing or different; None if there are none. Call `run`
         first.
         """
         summary = self.summary
@@ -201,7 +202,9 @@ class Diff:
         return [self.a, self.b, *([] if self.c is None else [self.c])]
 
     def _members(self) -> dict[str, Any] | None:
-        """Compare the entries of members of a DLedger group; None unless all stores are members."""
+        """Compare the entries of the members of a DLedger group; return None unless all stores are
+        members.
+        """
         if not are_members(self._stores):
             return None
         members = Members(self._stores, self.options.most, self.progress if self.c else None)
@@ -213,7 +216,7 @@ class Diff:
         return members.as_dict()
 
     def _epochs(self) -> dict[str, Any] | None:
-        """Compare the epochs of the controller mode; None unless both stores have some."""
+        """Compare the epochs of the controller mode; return None unless both stores have epochs."""
         epochs_a, epochs_b = read_epochs(self.a).epochs, read_epochs(self.b).epochs
         if not epochs_a or not epochs_b:
             return None
@@ -328,8 +331,8 @@ def _is_there(side: Side, record: Record) -> bool:
 
 @dataclass(slots=True)
 class QueueCount:
-    """Numbers of compared queues, of queues that differ, and of queues that differ only in their
-    first offset.
+    """Number of queues by result. ``begin_differs``: queues that differ only in their first
+    offset.
     """
 
     compared: int = 0
@@ -339,7 +342,7 @@ class QueueCount:
 
 def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = False) -> Iterator[
         Difference]:
-    """Yield queues whose bounds differ between the stores, each store in its own view.
+    """Yield a difference for each queue whose bounds are not the same in both views.
 
     Entries expire with the log, so a different first offset counts only if both logs begin at the
     same offset, or with ``whole``.
@@ -364,7 +367,7 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
 
 
 def _bounds(view: View) -> dict[Key, Bounds | str]:
-    """Return the bounds of every queue with a folder, or the reason why it cannot be read."""
+    """Return, for each queue with a folder, its bounds, or the reason why it cannot be read."""
     store = view.store
     bounds: dict[Key, Bounds | str] = {}
     for key, queue in store.queues.items():
@@ -402,7 +405,9 @@ def _bounds_text(bounds: Bounds | str | None) -> str:
 
 @dataclass(slots=True)
 class ConfigCount:
-    """Names of configuration files, by result of the comparison; backups are not included."""
+    """Result of a comparison of configuration files without their backups: number of equal files,
+    names of the others.
+    """
 
     same: int = 0
     different: list[str] = field(default_factory=list)
@@ -423,7 +428,7 @@ def compare_config(a: Store, b: Store) -> ConfigCount:
 
 
 def config_differences(count: ConfigCount) -> Iterator[Difference]:
-    """Yield a difference for each file that differs or is missing on one side."""
+    """Yield a difference for each file that differs or is missing in one store."""
     for names, detail in ((count.different, "different in a and b"),
                           (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:

@@ -1,8 +1,8 @@
 """Results of `diff`: differences between two stores, and a description of how two records differ.
 
-The stores are called ``a`` and ``b``, as on the command line. `Side` is one of the two logs: its
-frames and damaged spans, by physical offset. A hole in the log (a missing file, a file that is too
-short) is skipped: messages that the other store has in this range count as missing.
+The stores are called ``a`` and ``b``, as on the command line. `Side` reads the log of one store:
+its frames and damaged spans, by physical offset. It skips a hole in the log (a missing file, a file
+that is too short): messages that the other store has in this range count as missing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ COLUMNS = tuple(field_of_row.name for field_of_row in fields(Difference))
 
 @dataclass(slots=True)
 class Differences:
-    """The first ``most`` differences, and the number of all differences by kind."""
+    """``listed``: the first ``most`` differences. ``counts``: number of all differences by kind."""
 
     most: int = 1000
     listed: list[Difference] = field(default_factory=list)
@@ -87,8 +87,8 @@ class Differences:
 
     @property
     def room(self) -> int:
-        """Return how many more differences will be kept, so that callers need not describe the
-        others.
+        """Return the number of differences that can still be listed; callers need not describe
+        more.
         """
         return max(self.most - len(self.listed), 0)
 
@@ -98,7 +98,7 @@ class Differences:
             self.listed.append(difference)
 
     def count(self, kind: Kind, more: int) -> None:
-        """Count differences that are not kept."""
+        """Count differences without listing them."""
         if more:
             self.counts[kind] += more
 
@@ -121,7 +121,7 @@ class DifferenceRun:
 
 
 def runs(differences: Iterable[Difference]) -> Iterator[DifferenceRun]:
-    """Group differences into runs: each one continues where the previous one ends."""
+    """Yield runs of adjacent differences of one kind."""
     run: DifferenceRun | None = None
     for difference in differences:
         if run is not None and _goes_on(run, difference):
@@ -180,7 +180,7 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Return the names of the fields that differ, in the order of the record, with both values.
+    """Return the values of the fields that differ, (a's, b's) by name, in the order of the record.
 
     ``ignored`` fields (`PLACE`) also exclude the CRC property that brokers append, the sys_flag bit
     for an IPv6 store host, and the order of the properties.
@@ -222,8 +222,8 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
-    """Return both values, such as ``flag 0 / 7``; for bytes the position of the first
-    difference.
+    """Describe the two values of a field, as in ``flag 0 / 7``; for bytes also the position of the
+    first difference.
     """
     if not isinstance(left, bytes):
         if name.endswith("_timestamp"):
@@ -252,8 +252,9 @@ def _value(value: Any) -> str:
 class Side:
     """A cursor over the frames of a log. ``position`` is the start of the next frame.
 
-    ``messages`` and ``bytes_damaged`` count what the cursor has passed. ``end`` is the end of the
-    log in the selected view (on disk: after the last provable record) when the comparison began.
+    ``messages`` and ``bytes_damaged`` count the messages and damaged bytes before ``position``.
+    ``end`` is the end of the log in the selected view (on disk: after the last provable record)
+    when the comparison began.
     """
 
     def __init__(self, name: Name, view: View) -> None:
@@ -273,7 +274,9 @@ class Side:
             self.position = min(later, default=max(self.position, self.log.end))
 
     def frames(self, upto: int) -> Iterator[Batch]:
-        """Yield the batches of all frames that start before ``upto``; advance ``position``."""
+        """Yield batches of the frames from ``position`` up to ``upto``, and advance
+        ``position``.
+        """
         while self.position < min(upto, self.log.end):
             file, place = self.log.file_of(self.position), self.log.locate(self.position)
             if file is None or place is None:
@@ -289,7 +292,7 @@ class Side:
             self._normalise()
 
     def passed(self, batch: Batch) -> None:
-        """Record every batch that the cursor reads."""
+        """Count the messages and the damage of a batch that the cursor has read."""
         self.messages += len(batch)
         for span in batch.spans:
             if span.kind == DAMAGED:
@@ -298,7 +301,9 @@ class Side:
                 self.open_damage.append(DamagedSpan(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Skip frames that are identical on the other side."""
+        """Move the cursor to ``upto``: the log has the same ``messages`` up to this offset as the
+        other.
+        """
         self.position = upto
         self.messages += messages
         self._normalise()
@@ -325,7 +330,9 @@ class Side:
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> DamagedSpan | None:
-        """Return damage that overlaps ``[start, end)``, if any, and mark it as reported."""
+        """Return a damaged span that overlaps ``[start, end)``, marked as reported; None if no span
+        does.
+        """
         for damage in self.open_damage:
             if damage.span.offset < end and start < damage.span.end:
                 damage.named = True
@@ -333,14 +340,14 @@ class Side:
         return None
 
     def close_damage(self, upto: int) -> list[DamagedSpan]:
-        """Return the damage that ends before ``upto``, and remove it from the list."""
+        """Return the damaged spans that end at or before ``upto``, and forget them."""
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
 
 
 class DamagedSpan:
-    """A damaged span; ``named``: a difference already reports it."""
+    """A damaged span of a log. ``named``: whether a difference already reports it."""
 
     def __init__(self, span: Span) -> None:
         self.span, self.named = span, False
@@ -355,10 +362,11 @@ class DamagedSpan:
 
 
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
-    """Report damage before ``upto``, which both sides have passed, unless a difference already
-    reports it.
+    """Report damage before ``upto``, an offset that both cursors have passed, unless a difference
+    already reports it.
 
-    Return the number of spans that are damaged identically on both sides; they are not differences.
+    Return the number of damaged spans whose bytes are the same in both logs; these are not
+    differences.
     """
     damage_a, damage_b = a.close_damage(upto), b.close_damage(upto)
     if not damage_a and not damage_b:

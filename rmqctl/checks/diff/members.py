@@ -2,9 +2,9 @@
 
 An entry is the same if index, term, byte offset and all bytes are. If two members have an entry
 with the same index and term, their logs are the same up to this entry, so if its bytes differ, one
-of the two is damaged. Where the terms differ, the logs diverge: two leaders wrote entries, and the
-group keeps the entries that most members have. Only an entry recorded as committed shows which
-entries these are.
+of the two entries is damaged. Where the terms differ, the logs diverge: two leaders wrote entries,
+and the group keeps the entries of the majority. Which entries these are is certain only for entries
+that are recorded as committed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rmqctl.store.store import Store
 NAMES = "abc"
 _MAX_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
-"""State of an index in a member: expired, not yet written, damaged bytes, an entry, a damaged
-entry.
+"""State of an index in a member's log: the entry has expired, is not yet written, is in damaged
+bytes, is intact, or is damaged.
 """
 
 
@@ -43,9 +43,8 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class DLedgerMember:
-    """A member of the group. ``end_offset``: byte offset after its last entry. ``damaged``: number
-    of entries before its end that other members have but that are damaged or missing in this
-    member. ``behind``: number of entries that it lacks at its end.
+    """A member of the group. ``damaged``: number of its entries that are damaged while another
+    member has them. ``behind``: number of entries of other members after its last entry.
     """
 
     name: str
@@ -71,8 +70,8 @@ class DLedgerMember:
 
     @property
     def committed(self) -> int | None:
-        """Return the index up to which the checkpoint records entries as committed; None without a
-        checkpoint.
+        """Return the index of the last entry that the checkpoint records as committed; None without
+        a checkpoint.
         """
         index = committed_index(self.store)
         return None if index < 0 else index
@@ -100,9 +99,9 @@ class DLedgerMember:
 
 
 class DifferingEntries(NamedTuple):
-    """Indexes ``first`` to ``last``, whose entries differ between members. For each member:
-    ``kinds``, the ``groups`` of equal entries, and their ``terms``. ``pos`` and ``end``: byte
-    offsets.
+    """Entries ``first`` to ``last`` (indexes), which differ between members; byte offsets ``[pos,
+    end)``. For each member: the state of its entries (``kinds``), their ``terms``, and ``groups``:
+    members with the same number have equal entries.
     """
 
     first: int
@@ -141,12 +140,12 @@ class DifferingEntries(NamedTuple):
 @dataclass(slots=True)
 class Members:
     """The comparison: call `run`, then read the results. ``common``: index, term and byte offset of
-    the last entry that all members have before they diverge. ``parted``: the point at which they
-    diverge. ``runs``: the first ``most`` runs of differing entries, ``count`` their number of
-    entries.
+    the last entry that all members have before their logs diverge. ``parted``: the entries where
+    they diverge. ``runs``: the first ``most`` runs of differing entries. ``count``: number of
+    entries in all runs.
 
-    ``files``: files of the first member's log after a planned repair, instead of those on disk. No
-    run extends across the index ``border``.
+    ``files``: the first member's log files after a planned repair, instead of the files on disk.
+    ``border``: the index after which a new run starts.
     """
 
     stores: Sequence[Store]
@@ -158,9 +157,7 @@ class Members:
     equal: int = 0
     count: int = 0
     expired: list[DifferingEntries] = field(default_factory=list)
-    """The first ``most`` runs that only some members still have because the other logs
-    begin later.
-    """
+    """The first ``most`` runs of entries that have expired in some members."""
     runs: list[DifferingEntries] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
@@ -297,8 +294,8 @@ class Members:
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
-        """Return the first column in which two members have intact entries of different terms, or
-        the number of columns.
+        """Return the first column (one per index) in which two members have intact entries of
+        different terms; the number of columns if there is no such column.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
@@ -313,15 +310,14 @@ class Members:
 
     @property
     def newest(self) -> list[DLedgerMember]:
-        """Return the members with the newest last entry; only these can be elected leader."""
+        """Return the members whose last entry is the newest of all members."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 
     @property
     def electable(self) -> list[str] | None:
-        """Return the members of a complete group of three whose log is at least as new as another
-        member's, so that this member would vote for them. Empty for two members, which may belong
-        to a larger group.
+        """Return the members of a group of three that another member would vote for, because their
+        log is at least as new as its log. None for two members, as their group may be larger.
         """
         if len(self.members) < 3:
             return None
@@ -404,7 +400,7 @@ def _goes_on(run: DifferingEntries, other: DifferingEntries) -> bool:
 
 
 def committed_index(store: Store) -> int:
-    """Return the committed index from the checkpoint of a store's node; -1 if it has none."""
+    """Return the committed index from the checkpoint of a store's node; -1 if it does not exist."""
     try:
         saved = store.nodes[0].checkpoint
     except FormatError:

@@ -1,8 +1,8 @@
 """Comparison of two logs with the same physical offsets (master and slave, store and backup).
 
-Both logs are read in parallel. A batch that is identical byte for byte in both is not compared
-further; other records are paired by physical offset and compared by column. `PhysicalPass` reports
-differences; override `same`, `missing` and `different` to change that.
+Both logs are read in parallel. A batch with the same bytes in both logs is not compared further;
+other records are paired by physical offset and compared by column. `PhysicalPass` reports
+differences; subclasses override `same`, `missing` and `different` to handle them differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class PhysicalTally:
-    """Numbers of messages by result, inside and outside the range that both stores cover."""
+    """Number of messages by result, inside and outside the range that both stores cover.
+    ``damaged_alike``: number of damaged spans with the same bytes in both stores.
+    """
 
     equal: int = 0
     different: int = 0
@@ -38,8 +40,8 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """A comparison of the frames of two logs from their current positions on; a frame of only one
-    log is missing in the other.
+    """A comparison of the frames of two logs, from the current positions of the cursors on. A frame
+    that only one log has is missing in the other.
 
     Batches passed to `same`, `missing` and `different` are valid only during the call.
     """
@@ -51,7 +53,7 @@ class PhysicalPass:
         self._progress = progress or (lambda _: None)
 
     def compare(self, end: int) -> None:
-        """Read all frames that start before ``end``."""
+        """Compare all frames that start before ``end``."""
         before = self.a.position
         for batch in self.a.frames(end):
             self._step(batch)
@@ -71,8 +73,8 @@ class PhysicalPass:
             self.rest(side, side.end)
 
     def rest(self, side: Side, end: int, detail: str = "") -> int:
-        """Report all frames of one side up to ``end`` as missing in the other; return the number of
-        messages.
+        """Report all messages of one side up to ``end`` as missing in the other; return their
+        number.
         """
         before = side.messages
         self._drain(side, end, detail)
@@ -96,7 +98,9 @@ class PhysicalPass:
         self._pair(batch, a.position)
 
     def _pair(self, batch: Batch, upto: int) -> None:
-        """Pair the messages of a's batch with b's frames up to an offset."""
+        """Pair the messages of a batch of a with the messages of b up to an offset, and report the
+        result.
+        """
         offset, size = batch.offset, batch.column("total_size")
         alone = np.ones(len(batch), bool)
         for their_batch in self.b.frames(upto):
@@ -116,7 +120,7 @@ class PhysicalPass:
         self.missing(batch, alone, self.b)
 
     def _drain(self, side: Side, upto: int, detail: str = "") -> None:
-        """Report frames of one side that have no counterpart."""
+        """Report the messages of one side up to ``upto`` as missing in the other."""
         other = self.b if side is self.a else self.a
         before = side.position
         for batch in side.frames(upto):
@@ -128,7 +132,7 @@ class PhysicalPass:
     # -- telling ------------------------------------------------------------------------------
 
     def same(self, batch: Batch, rows: Array) -> None:
-        """Count the messages of a's batch that b has byte for byte."""
+        """Count the messages of a batch of a whose bytes are the same in b."""
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
@@ -175,8 +179,8 @@ class PhysicalPass:
 
 
 def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
-    """Return a boolean array: whether two records of the same size and offset are equal byte for
-    byte.
+    """Return, for each pair of records of the same size and offset, whether their bytes are
+    equal.
     """
     out: Array = np.ones(len(rows), bool)
     if not len(rows):

@@ -2,9 +2,9 @@
 
 Both logs are read in parallel, in the order of store times. A message is represented by a key
 (topic, queue id, queue offset), a digest of its content and its position: 24 bytes, kept until the
-same key appears in the other log. So memory depends on how far the two orders differ, not on the
-size of the logs. An earlier pass determines the range of queue offsets of each store; messages
-outside the range of the other store are not kept.
+same key appears in the other log. So memory depends on how much the order of messages differs
+between the logs, not on their size. An earlier pass determines the range of queue offsets of each
+store; messages outside the range of the other store are not kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WILD = 1 << 62
 
 @dataclass(slots=True)
 class Outside:
-    """Messages of one side that are before or after all messages of the other side in
+    """Number of messages of one store that are before or after all messages of the other store in
     their queue.
     """
 
@@ -51,7 +51,7 @@ class Outside:
 
 @dataclass(slots=True)
 class JoinTally:
-    """Counts of messages by result; ``outside`` is counted for each side."""
+    """Number of messages by result. ``outside``: see `Outside`, for each store."""
 
     equal: int = 0
     different: int = 0
@@ -63,7 +63,7 @@ class JoinTally:
 
 @dataclass(slots=True)
 class _WaitingMessages:
-    """Messages that are not paired yet, sorted by key, and by position in the log within a key."""
+    """Messages that are not paired yet, sorted by key, then by position in the log."""
 
     key: Array
     digest: Array
@@ -97,9 +97,11 @@ class _SideStream:
 
 
 class QueuePass:
-    """The comparison. ``strict``: a different position or store host is a difference.
+    """The comparison. ``strict``: whether a different physical offset or store host is a
+    difference.
 
-    ``whole``: messages older than all messages of the other store are missing there, not expired.
+    ``whole``: whether messages older than all messages of the other store count as missing in that
+    store, not as expired.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
@@ -133,10 +135,10 @@ class QueuePass:
             self._missing(stream.side, other.side, stream.waiting.place)
 
     def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """Return, for each queue, the queue offsets ``[first, end)`` that a store has according to
-        its log.
+        """Return, for each queue, the range ``[first, end)`` of queue offsets of its messages in
+        the log.
 
-        If the log no longer has messages of a queue, the end of its consume queue is used.
+        For a queue without a message in the log, both are the end of its consume queue.
         """
         reach = QueueReach(plain=True)
         for batch in side.log.walk(0, side.end):
@@ -175,8 +177,8 @@ class QueuePass:
         stream.fresh_count += len(part[0])
 
     def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
-        """Return (key, digest, physical offset) of the messages that the other store
-        may have too.
+        """Return the keys, digests and physical offsets of the messages that the other store may
+        have.
         """
         queue_offset = batch.column("queue_offset")
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
@@ -204,8 +206,8 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """Return, for each queue number, one side's first queue offset and the queue offset after
-        its last message.
+        """Return two arrays with an element for each queue number: the first queue offset in one
+        store, and the queue offset after its last message.
         """
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]
@@ -237,8 +239,8 @@ class QueuePass:
         a.waiting, b.waiting = left.take(~paired), right.take(alone)
 
     def _compare(self, places: Array, other: Array) -> None:
-        """Compare pairs with different digests record by record: only the order of properties may
-        differ.
+        """Compare the records of pairs with different digests. Records that differ only in the
+        order of their properties are equal.
         """
         for index in np.argsort(places, kind="stable").tolist():
             left = self.a.log.record_at(int(places[index]))
