@@ -1,4 +1,4 @@
-"""The rules of brokers, by version: startup on a store, dispatch to queues, answers to requests.
+"""How brokers of each version behave: startup on a store, dispatch to queues, answers to requests.
 
-All code that imitates a broker uses these rules, so that all commands agree.
+All code that imitates a broker uses this package, so that all commands agree.
 """

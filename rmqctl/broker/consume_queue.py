@@ -1,4 +1,5 @@
-"""A queue's state after a broker's recovery and truncation, and the put algorithm.
+"""The state of a consume queue after a broker's recovery and truncation, and the algorithm by which
+a broker adds entries.
 
 spec: consumequeue.md §4, §6 and §9.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 PLAIN, BATCH = "consumequeue", "batchconsumequeue"
 LAST_FILES = 3
-"""Number of files of a queue that a broker's recovery reads."""
+"""Number of files at the end of a queue that a broker's recovery reads."""
 
 
 @dataclass(slots=True)
@@ -37,12 +38,13 @@ class QueueState:
     """The state of a queue. ``end`` is the queue offset after its last entry (for a batch queue:
     number of entries).
 
-    ``max_physic``: the physical offset up to which the log was dispatched, by the queue's entries;
-    -1 without entries. ``disk_end``: the value of ``end`` on disk. ``added``: the number of entries
-    that dispatching again adds; ``first_added``: the record of the first of these entries;
-    ``blanked``: padding entries before that entry. ``misplaced``: entries written at a queue offset
-    that differs from their message's. ``touched``: whether a message of the queue is dispatched
-    again. ``doomed``: files that the broker deletes.
+    ``max_physic``: the physical offset up to which the log was dispatched, according to the queue's
+    entries; -1 without entries. ``disk_end``: the value of ``end`` on disk. ``added``: number of
+    entries that the broker adds when it dispatches again; ``first_added``: physical offset of the
+    record of the first added entry; ``blanked``: number of padding entries before the first added
+    entry. ``misplaced``: number of entries whose queue offset differs from that in their message.
+    ``touched``: whether a message of the queue is dispatched again. ``doomed``: files that the
+    broker deletes.
     """
 
     key: QueueKey
@@ -59,8 +61,8 @@ class QueueState:
     blanked: int = 0
     touched: bool = False
     strange: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Added entries of records with a wrong physicalOffset: queue offset -> (physical offset,
-    ``max_physic`` before the entry).
+    """Added entries whose records have a wrong physicalOffset: for each queue offset, the physical
+    offset in the entry, and ``max_physic`` before the entry.
     """
 
     @property
@@ -69,11 +71,11 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """Return the last file if recovery keeps it, it contains no entry and it is not the queue's
-        first file.
+        """Return the last file if recovery keeps it although it contains no entry, unless it starts
+        at offset 0; else None.
 
-        `ConsumeQueue.correctMinOffset` of 5.x then requests the unit before the file's start, which
-        throws an IllegalArgumentException.
+        For such a file, `ConsumeQueue.correctMinOffset` of 5.x requests the unit before the file's
+        start, which throws an IllegalArgumentException.
         """
         if self.kind != PLAIN or self.queue is None or self.added:
             return None
@@ -84,14 +86,16 @@ class QueueState:
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
-    """Return the files of a sequence that a broker uses; it may first delete an empty last file."""
+    """Return the files of a sequence that a broker uses; some versions first delete an empty last
+    file.
+    """
     if not version.deletes_empty_last:
         return files
     return [file for file in files if file.size or file.name != files[-1].name]
 
 
 def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
-    """Yield every queue of a store after ``recover()``, plain queues first.
+    """Yield the state of every queue of a store after a broker's ``recover()``, plain queues first.
 
     Raises: StoreIOError.
     """
@@ -111,8 +115,9 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
 
 
 class InRocksdb(NamedTuple):
-    """Consume queues in RocksDB, and the offset up to which the log was dispatched into them; the
-    reason why that offset cannot be read ("" if it can), and sentences on other unreadable parts.
+    """Consume queues in RocksDB. ``checkpoint``: the physical offset up to which the log was
+    dispatched to them; ``why_no_checkpoint``: the reason why that offset cannot be read ("" if it
+    can). ``damage``: sentences about other unreadable parts.
     """
 
     queues: Mapping[QueueKey, RocksQueue]
@@ -122,16 +127,16 @@ class InRocksdb(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Return the reason why a part of the queues could not be read so far; "" if there is
-        none.
+        """Return the reason why a part of the queues could not be read; "" if all reads so far were
+        successful.
         """
         return next(chain(self.damage, filter(None, (
             queue.why_unread for queue in self.queues.values()))), "")
 
 
 def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
-    """Return the consume queues in RocksDB if a broker of this version reads them there; None for
-    queues in files.
+    """Return the consume queues in RocksDB; None if they are in files, or a broker of this version
+    does not read RocksDB.
 
     Raises: UnsupportedError if they cannot be read.
     """
@@ -144,8 +149,8 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return the physical offset up to which the log was dispatched, by the consume queues; -1
-    without entries.
+    """Return the physical offset up to which the log was dispatched, according to the consume
+    queues; -1 without entries.
 
     Raises: StoreIOError.
     """
@@ -156,8 +161,8 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
-    """Return the state after loading, with the last entry that the offset family records, unchecked
-    (spec: rocksdb.md §4).
+    """Return the state of a queue in RocksDB after loading. A broker does not check the last entry
+    that the offset column family records (spec: rocksdb.md §4).
     """
     state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
     if queue.last is not None:
@@ -181,7 +186,9 @@ def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
 
 
 def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
-    """Return the state after ``recover()``, which checks the last three files unit by unit."""
+    """Return the state of a queue after ``recover()``, which checks the last three files unit by
+    unit.
+    """
     state = QueueState(key, PLAIN, queue, has_file=bool(queue.files))
     position = 0
     for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
@@ -199,7 +206,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 
 
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """Imitate truncateDirtyLogicFiles, which examines only the files that recovery kept."""
+    """Imitate truncateDirtyLogicFiles, which reads only the files that recovery kept."""
     present = [file for file in queue.files if file not in state.doomed]
     left = queue.again() if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
         queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
@@ -225,10 +232,10 @@ def long(number: int) -> int:
 
 
 def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """Imitate truncateDirtyLogicFiles on a queue that got new entries, all of which point before
-    the log's end.
+    """Imitate truncateDirtyLogicFiles on a queue with new entries, all of which point to offsets
+    before the end of the log.
 
-    The method tests the units of the last file again, and accepts old data after the new entries.
+    The method checks all units of the last file, and also accepts old data after the new entries.
     """
     present = [file for file in queue.files if file not in state.doomed]
     last = layout.byte_offset(state.end - 1)
@@ -274,7 +281,7 @@ def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
 
 
 def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
-    """Imitate truncateDirtyLogicFiles of a batch queue."""
+    """Imitate truncateDirtyLogicFiles for a batch queue."""
     state.max_physic = log_end - 1
     for number in range(len(queue.files) - 1, -1, -1):
         file = queue.files[number]
@@ -292,9 +299,9 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """The result for the first entries of a run: ``skipped`` entries exist already; otherwise
-    ``taken`` entries are written at the queue's end. ``astray``: whether that position does not
-    match their queue offsets.
+    """What a broker does with the first entries of a run. ``skipped``: number of entries that it
+    skips because they exist; ``taken``: number of entries that it writes at the queue's end.
+    ``astray``: whether the position of the written entries differs from their queue offsets.
     """
 
     skipped: int
@@ -303,8 +310,8 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """Return the result of the put algorithm (spec §4) for ``count`` consecutive entries from queue
-    offset ``offset`` on. All of them point to records after the dispatched part of the log.
+    """Return what a broker does with the first of ``count`` consecutive entries from queue offset
+    ``offset`` on (spec §4). All entries point to records after the dispatched part of the log.
 
     ``end`` is the queue offset of the queue's next entry. A queue without a file begins at
     ``offset``.

@@ -31,7 +31,7 @@ _DTYPE = dledger.ENTRY_HEAD.dtype()
 
 
 class LastEntry(NamedTuple):
-    """The last accepted entry: index, term, and the physical offset after the entry."""
+    """The last accepted entry. ``number``: its index; ``end``: the physical offset after it."""
 
     number: int
     term: int
@@ -39,10 +39,10 @@ class LastEntry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A log after DLedger's recovery. ``number``: the log file at which recovery began; ``why``:
-    the reason; ``end``: the physical offset after the last accepted entry; ``stop``: why recovery
-    stopped there; ``committed``: the physical offset after the last entry known to be committed;
-    ``units``: the number of entries whose index unit is rewritten.
+    """A log after DLedger's recovery. ``number``: number of the log file at which recovery began;
+    ``why``: the reason for that. ``end``: the physical offset after the last accepted entry;
+    ``stop``: the reason why recovery ended. ``committed``: the physical offset after the last entry
+    known to be committed. ``units``: number of entries whose index unit is rewritten.
     """
 
     number: int
@@ -90,8 +90,8 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the file at which recovery begins: the third-last file, or the nearest earlier file
-    whose first entry the index contains.
+    """Return the number of the file at which recovery begins, and the reason. It is the last file
+    whose first entry matches the index, from the third-last file backwards, or the first file.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)
@@ -119,7 +119,7 @@ class _EntryColumns(NamedTuple):
 
 
 class _HeadWalk:
-    """The entries that DLedger accepts by their headers alone, from file ``number`` on."""
+    """The entries that DLedger accepts, from file ``number`` on. It checks only their headers."""
 
     def __init__(self, log: CommitLog, number: int, units: UnitReader) -> None:
         self._log, self._number, self._reader = log, number, units
@@ -173,8 +173,8 @@ class _HeadWalk:
         self.stop = Phrase("the file ends at {where}", where=self.end)
 
     def _taken(self, batch: Batch) -> Generator[_EntryColumns, None, bool]:
-        """Yield the entries of a batch up to the first that does not continue the previous entry;
-        return True if all entries do.
+        """Yield the entries of a batch up to the first entry that does not follow the previous one;
+        return whether all entries do.
         """
         if not len(batch):
             return True
@@ -194,8 +194,8 @@ class _HeadWalk:
         return True
 
     def _follows(self, entries: _EntryColumns) -> Array:
-        """Return a boolean array: whether each entry has an index and term that continue the
-        previous entry.
+        """Return, for each entry, whether its index and term may follow those of the previous
+        entry.
         """
         good: Array = np.ones(len(entries.number), bool)
         good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
@@ -214,7 +214,7 @@ class _HeadWalk:
                       where=self.end)
 
     def _look_up(self, entries: _EntryColumns) -> None:
-        """Rewrite all index units from the first one that differs."""
+        """Count the index units that DLedger rewrites: all from the first wrong unit on."""
         if self.units:
             self.units += len(entries.number)
             return
@@ -233,7 +233,7 @@ class RecordWalk(RecoveryWalk):
 
     @property
     def path(self) -> str:
-        """Return the number of the file at which it begins."""
+        """Return the path of the file at which the recovery begins."""
         return self._log.files[self._number].path
 
     def _file(self, source: Source) -> Iterator[Batch]:
@@ -257,8 +257,8 @@ class RecordWalk(RecoveryWalk):
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
-    """Return the recovery of the DLedger data among the files of ``log``, and why it begins at its
-    first file.
+    """Return the broker's recovery of the DLedger data in ``log``, and the reason why it begins at
+    its first file.
     """
     first = next(number for number, file in enumerate(log.files) if file.head)
     number, why = number_by_time(store, log, version, checkpoint(store), first)

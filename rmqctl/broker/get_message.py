@@ -1,7 +1,7 @@
 """Prediction of a broker's getMessage answer for a queue offset (spec: recovery.md §13).
 
-This is the answer of a master for one group without a filter, with everything in memory. `select`
-shows the data; this shows the answer that a consumer receives, oddities included.
+The answer is that of a master to a group without a filter, with all data in memory. `select` shows
+the messages; this module shows what a consumer receives, including the broker's oddities.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ REMOVING = "MESSAGE_WAS_REMOVING"
 NO_MATCH = "NO_MATCHED_MESSAGE"
 
 MAX_BYTES = 262_144
-"""``maxTransferBytesOnMessageInMemory``; the first message always fits."""
+"""``maxTransferBytesOnMessageInMemory``. A larger first message is returned nevertheless."""
 MAX_COUNT = 32
 """``maxTransferCountOnMessageInMemory``."""
 _SCANNED_BYTES = 16_000
-"""Entries read for one answer, in bytes of the consume queue, unless more messages are
-requested."""
+"""Number of bytes of the consume queue that a broker reads for one answer, unless more messages are
+requested.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``status`` is RocketMQ's name of the status; a consumer continues at ``next_begin``.
+    """A broker's answer. ``status``: RocketMQ's name of the status. ``next_begin``: the queue
+    offset at which a consumer continues. ``min``, ``max``: bounds of the queue.
 
-    ``offsets`` are physical offsets of the messages, in the log or, for a compacted topic, in the
+    ``offsets``: physical offsets of the messages, in the log or, for a compacted topic, in the
     compaction log.
     """
 
@@ -51,8 +53,8 @@ class Answer:
 
 
 class _Unit(NamedTuple):
-    """An entry: the queue offset after the entry, position and size of its record, number of
-    messages.
+    """An entry: the queue offset after it, physical offset and size of its record, and number of
+    messages in the record.
     """
 
     next_offset: int
@@ -63,7 +65,7 @@ class _Unit(NamedTuple):
 
 def get_message(view: View, topic: str, queue_id: int, offset: int,
                 max_messages: int = MAX_COUNT) -> Answer:
-    """Return the answer for one pull. ``view.generation`` selects the rules of 4.9.3 or 5.3.3.
+    """Return the answer to a pull request. ``view.generation`` selects the rules of 4.9.3 or 5.3.3.
 
     Raises: StoreIOError if a file of the queue cannot be read.
     """
@@ -82,7 +84,9 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
 
 
 def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
-    """Return the answer for an offset outside of ``[least, most)``; None for an offset inside."""
+    """Return the answer for an offset outside ``[least, most)``; None for an offset in this
+    range.
+    """
     if most == 0:
         return Answer(NO_MESSAGE, 0, least, most)
     if offset < least:
@@ -153,8 +157,8 @@ def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most
 
 
 def _readable(view: View) -> Callable[[int, int], bool]:
-    """Return whether a broker delivers ``size`` bytes at a physical offset: it checks only the
-    bounds.
+    """Return a function that determines whether a broker delivers ``size`` bytes at a physical
+    offset. A broker checks only that the log contains them.
     """
     log = view.store.log
     limit = view.log_end
@@ -169,8 +173,8 @@ def _readable(view: View) -> Callable[[int, int], bool]:
 
 
 def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> Answer:
-    """Return the answer of a compacted topic: the index is sparse, so reading starts at the first
-    kept message at or after ``offset``, and an answer ends with its file.
+    """Return the answer for a compacted topic. It starts with the first remaining message at or
+    after ``offset``, and contains messages of one file only.
     """
     least, most = queue.bounds
     if offset == most:
@@ -185,7 +189,9 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 
 def meaning(answer: Answer, offset: int) -> str:
-    """Return the meaning of an answer without messages, with RocketMQ's name of its status."""
+    """Return a sentence that explains an answer without messages, after RocketMQ's name of its
+    status.
+    """
     span = f"the queue has offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:
         span = f"the queue is empty; its next offset is {answer.max}"
@@ -202,8 +208,8 @@ def meaning(answer: Answer, offset: int) -> str:
 
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
-    """Return a broker's answer for a queue offset without a message; None if a message exists
-    there.
+    """Return the broker's answer in words if ``offset`` is outside the queue; None if it is
+    inside.
     """
     queues = served_rows(view.store, topic, queue_id, view)
     if not queues:  # already reported while reading

@@ -1,8 +1,8 @@
 """The queue offset at a time, as brokers answer it (spec: consumequeue.md §7, §9).
 
-4.9.3 returns the entry nearest in time, and trusts the files' modification times to choose a file;
-5.1.1 and later return the lower or upper boundary. Both are reproduced, bugs included, because
-operators compare the result with their broker's answer.
+4.9.3 returns the entry nearest in time, and uses the files' modification times to choose a file;
+5.1.1 and later return the lower or upper boundary. This module reproduces both, including their
+bugs, because operators compare the result with their broker's answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 
 StoreTime = Callable[[int], int]
-"""Function from a queue offset to the store timestamp; negative if no record can be read."""
+"""Function that returns the store timestamp for a queue offset; negative if no record can be
+read.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAnswer:
-    """``queue_offset`` and the queue's bounds; ``record`` is the message at this offset, if any."""
+    """A broker's answer: ``queue_offset``, and the bounds of the queue. ``record``: the message at
+    this offset, if any.
+    """
 
     queue_offset: int
     min_offset: int
@@ -36,7 +40,7 @@ class TimeAnswer:
 
 def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: bool = False,
                    like: str = NEWEST) -> TimeAnswer | None:
-    """Return the answer for a store time in epoch ms; None without such a queue.
+    """Return the answer for a store time in epoch ms; None if the queue does not exist.
 
     ``like`` names the broker version. 4.9.3 answers with the entry nearest in time; 5.x answers
     with the first entry at or after ``when``, or with ``upper`` the last entry at or before
@@ -87,8 +91,8 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset that a 4.9.3 broker returns: that of the entry nearest in time, or of
-    the earlier one on a tie.
+    """Return the queue offset that a 4.9.3 broker returns: that of the entry nearest in time. Of
+    two equally near entries it is the earlier one.
 
     ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """
@@ -121,10 +125,10 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
 
 def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
                       log_min: int, store_time: StoreTime) -> int:
-    """Return the queue offset that a 5.3.3 broker answers, clamped to [first, end].
+    """Return the queue offset that a 5.3.3 broker returns, clamped to [first, end].
 
-    lower: the first entry stored at or after ``when``; upper: the last entry stored at or before
-    ``when``.
+    It is that of the first entry stored at or after ``when``, or, with ``upper``, of the last entry
+    stored at or before ``when``.
     """
     return min(max(_boundary(queue, when, first, end, upper, log_min, store_time), first), end)
 
@@ -172,9 +176,10 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 class _Search(NamedTuple):
     """Result of a broker's search over the entries of a file.
 
-    ``equal`` is an entry with exactly the requested time. Without such an entry, ``left`` and
-    ``right`` are the entries before and after that time, each with its store time; -1 if not found.
-    An entry of an expired record is a ``left`` without a time.
+    ``equal``: queue offset of an entry with exactly the requested time. Without such an entry,
+    ``left`` and ``right`` are the queue offsets of the entries before and after that time,
+    ``left_time`` and ``right_time`` their store times; -1 if not found. If the record of ``left``
+    has expired, ``left_time`` is -1.
     """
 
     equal: int | None
@@ -186,7 +191,7 @@ class _Search(NamedTuple):
 
 def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
             store_time: StoreTime) -> _Search | None:
-    """Return the result of the binary search, the same in all versions; None if it reaches an entry
+    """Return the result of the binary search that all versions use; None if it reaches an entry
     without a record.
     """
     left = right = left_time = right_time = -1
@@ -212,7 +217,9 @@ def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
 
 def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
                time_of: Callable[[int], int]) -> int:
-    """Return the outermost entry of the run of equal times around ``row``."""
+    """Return the first (with ``upper``: the last) queue offset of the run of entries around ``row``
+    that have the store time ``when``.
+    """
     step, limit = (1, high) if upper else (-1, low)
     while row != limit and time_of(row + step) == when:
         row += step
@@ -221,13 +228,13 @@ def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
 
 def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
                    log_end: int | None = None) -> int:
-    """Return the queue offset that a 5.3.3 broker answers for a batch consume queue, clamped to
+    """Return the queue offset that a 5.3.3 broker returns for a batch consume queue, clamped to
     [first, end].
 
     It is the base offset of the first entry stored at or after ``when``, in the last file that
-    begins before ``when``; the last entry of that file if all its entries are older. ``upper``
-    looks for the same entry, but the broker searches differently and may miss it; the answer is
-    then ``first``.
+    begins before ``when``; the base offset of the last entry if all entries of that file are older.
+    With ``upper``, the broker searches for the same entry in a different way, and may not find it;
+    it then returns ``first``.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

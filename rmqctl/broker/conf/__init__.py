@@ -1,1 +1,3 @@
-"""Effective settings of a broker with a ``broker.conf``, and the store that it opens with them."""
+"""The effective settings of a broker with a ``broker.conf``, and the store that the broker
+opens.
+"""

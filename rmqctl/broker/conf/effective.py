@@ -1,5 +1,5 @@
-"""The settings of a broker that was started with a ``broker.conf``: the file's values as its
-release reads them, else that release's defaults.
+"""The settings of a broker that was started with a ``broker.conf``: the file's values as the
+broker's release reads them, and that release's defaults for all other settings.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ DEFAULTS: dict[str, Any] = {
     "brokerClusterName": "DefaultCluster", "brokerRole": "ASYNC_MASTER", "brokerId": 0,
     "fileReservedTime": 72, "deleteWhen": "04", "diskMaxUsedSpaceRatio": 75,
     "messageIndexEnable": True, "messageIndexSafe": False}
-"""Defaults of settings that the file does not set, the same in all releases."""
+"""Defaults of settings, where they are the same in all releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The settings of ``conf`` as a broker of ``release`` reads them."""
+    """The settings in ``conf`` as a broker of ``release`` reads them."""
 
     conf: BrokerConf
     release: str
 
     def spelled(self, name: str) -> str:
-        """Return the name under which this release reads the setting that later releases call
-        ``name``.
-        """
+        """Return this release's name for the setting that later releases call ``name``."""
         return name if is_read(name, self.release) else next(
             (old for old, new in RENAMED.items() if new == name and is_read(old, self.release)),
             name)
 
     def text(self, name: str) -> str | None:
-        """Return the value that the file sets for a name of this release; None if it is not set."""
+        """Return the text of a setting in the file; None if the file does not set it, or this
+        release does not read it.
+        """
         spelling = self.spelled(name)
         return self.conf.texts.get(spelling) if is_read(spelling, self.release) else None
 
     def given(self, name: str) -> Any:
-        """Return the value that the file sets; None if the default applies."""
+        """Return the value of a setting in the file; None if the default applies."""
         text = self.text(name)
         if text is None:
             return None
@@ -60,7 +60,7 @@ class Effective:
             return None
 
     def get(self, name: str) -> Any:
-        """Return the effective value: the file's, or the default; None if unknown."""
+        """Return the effective value of a setting; None if its default is unknown."""
         value = self.given(name)
         return DEFAULTS.get(name) if value is None else value
 
@@ -69,8 +69,8 @@ class Effective:
         return is_from(self.release, TRIMS_SINCE)
 
     def origin(self, name: str) -> Phrase:
-        """Return the origin of a setting's value: the line of the file, such as
-        ``mappedFileSizeCommitLog=1024``, or why the default applies.
+        """Return the origin of a setting's value: the setting in the file, such as
+        ``mappedFileSizeCommitLog=1024``, or the reason why the default applies.
         """
         spelling, text = self.spelled(name), self.text(name)
         if text is not None:
@@ -88,5 +88,7 @@ class Effective:
 
 
 def shown(text: str) -> str:
-    """Return a value as shown in a message: in quotes if it starts or ends with blanks."""
+    """Return a value as shown in a message: in quotes if it is empty, or starts or ends with
+    blanks.
+    """
     return repr(text) if text != text.strip() or not text else text

@@ -1,8 +1,8 @@
-"""A store as a broker with a given ``broker.conf`` opens it, and the effects of that file on
+"""A store as a broker with a given ``broker.conf`` opens it, and the effects of the settings on
 startup.
 
-The paths, layouts and sizes in that file become a separate `Store`, on which a startup is
-predicted. The original `Store` does not change.
+A separate `Store` with the paths, layouts and sizes from the ``broker.conf`` is created, on which a
+startup is predicted. The original `Store` does not change.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 
 class SettingEffect(NamedTuple):
-    """The effect of a setting on a startup, in a sentence.
+    """The effect of a setting on a startup. ``detail``: a sentence.
 
-    ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
-    existing data; ``unserved``: it runs, but serves no client; ``ignored``: it does not know the
-    name; ``differs``: any other effect.
+    ``effect`` is one of: ``refuses``: the broker does not start; ``loses``: the broker does not
+    read, or deletes, existing data; ``unserved``: the broker runs, but serves no client;
+    ``ignored``: the broker does not know the name; ``differs``: any other effect.
     """
 
     setting: str
@@ -59,11 +59,11 @@ class SettingEffect(NamedTuple):
 
 @dataclass(slots=True)
 class Followed:
-    """``store``: the store that the broker opens; the caller closes it unless it is the original
-    store.
+    """Result of `follow`. ``store``: the store that the broker opens; the caller closes it unless
+    it is the original store. ``assumed``: settings that were determined without a ``broker.conf``.
 
-    ``elsewhere``: the broker's root is another folder. ``log_unopened``: the broker opens none of
-    the existing log files.
+    ``elsewhere``: whether the broker's root is another folder. ``log_unopened``: whether the broker
+    opens none of the existing log files.
     """
 
     store: Store
@@ -76,7 +76,7 @@ class Followed:
 
 def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
     """Return the store that a broker of ``release`` opens with the configuration file of ``store``;
-    the store itself if it has no such file.
+    ``store`` itself if it has no configuration file.
     """
     if not store.sizes.conf.path:
         return Followed(store, version, assumed=_assumed(store))
@@ -84,7 +84,7 @@ def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
 
 
 def _assumed(store: Store) -> dict[str, Any]:
-    """Return the settings determined from the files of a store, or the defaults."""
+    """Return settings that were determined from the files of a store."""
     layout = store.layout
     assumed: dict[str, Any] = {
         ROOT: store.root, LOG: ",".join(store.log_folders),
@@ -100,7 +100,7 @@ def _assumed(store: Store) -> dict[str, Any]:
 
 
 class _Follower:
-    """The comparison of one broker's configuration file with one store."""
+    """Compares a broker's configuration file with a store."""
 
     def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
         self._store, self._release, self._version = store, release, version
@@ -139,7 +139,7 @@ class _Follower:
     # -- what the broker checks first -----------------------------------------------------------
 
     def _start(self) -> None:
-        """Report combinations of settings with which a broker exits at once."""
+        """Report combinations of settings with which a broker exits at startup."""
         get, origin = self._settings.get, self._settings.origin
         controlled = bool(get("enableControllerMode"))
         if get("brokerRole") == "SLAVE" and get("brokerId") <= 0 and not controlled:
@@ -175,14 +175,16 @@ class _Follower:
 
     @property
     def _makes_rocksdb(self) -> bool:
-        """Return whether the broker creates a new database although there are consume queues in
-        files.
+        """Return whether the broker creates consume queues in RocksDB although the store has
+        consume queue files.
         """
         return (self._in_rocksdb and self._store.layout.consumequeue == "file"
                 and any(self._store.plain_queues))
 
     def _layouts(self) -> BrokerVersion:
-        """Return the rules for reading consume queues; report the effects of the layouts."""
+        """Return the broker's rules, adapted to its form of consume queues. Report settings that do
+        not match the layouts of the store.
+        """
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:
             self._tell(_STORE_TYPE, "differs", Phrase(
@@ -230,7 +232,9 @@ class _Follower:
             store=self._store.root))
 
     def _log(self, where: Places, seen: Store) -> bool:
-        """Return whether none of the log's files is opened; report the files that are not."""
+        """Return whether the broker opens none of the log's files. Report the files that it does
+        not open.
+        """
         existing = self._files_there()
         # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
         root = vfs.realpath(self._store.root)
@@ -316,7 +320,7 @@ class _Follower:
             batch_queue_file=settings.get("mapperFileSizeBatchConsumeQueue"))
 
     def _file_sizes(self, seen: Store, log_unopened: bool) -> None:
-        """Report files whose size differs from the one that the broker uses."""
+        """Report files whose size differs from the size that the broker expects."""
         sizes = seen.sizes
         if not log_unopened:
             self._size("mappedFileSizeCommitLog", Phrase("log"), sizes.commitlog_file,
@@ -357,7 +361,7 @@ class _Follower:
     # -- controller mode --------------------------------------------------------------------------
 
     def _identity(self) -> None:
-        """Report settings with which the broker does not match its brokerIdentity file."""
+        """Report settings that contradict the broker's brokerIdentity file."""
         get = self._settings.get
         if not get("enableControllerMode") or not is_from(self._release, _IDENTITY_SINCE):
             return

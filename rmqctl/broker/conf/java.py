@@ -1,5 +1,5 @@
-"""Conversion of configuration values as in Java: ``MixAll.properties2Object``. A value that Java
-cannot read raises ValueError; a broker ignores the exception and keeps the default.
+"""Conversion of configuration values as in Java (``MixAll.properties2Object``). A value that Java
+cannot convert raises ValueError; a broker ignores its own exception and keeps the default.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _BLANKS = "".join(map(chr, range(0x21)))
 
 
 def value(kind: str, text: str, *, trims: bool) -> Any:
-    """Return ``text`` as a value of the Java type ``kind``. ``trims``: strings lose the blanks
-    around them (5.2.0 and later).
+    """Return ``text`` as a value of the Java type ``kind``. ``trims``: whether blanks around
+    strings are removed (5.2.0 and later).
 
     Raises: ValueError.
     """

@@ -1,4 +1,4 @@
-"""The names in ``broker.conf`` that a broker reads, by release: `names.toml`."""
+"""The names of the settings that each release reads from ``broker.conf``, from `names.toml`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
            "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
            "haSlaveFallbehindMax": "haMaxGapNotInSync",
            "tieredStoreFilepath": "tieredStoreFilePath"}
-"""Names that later releases spell differently."""
+"""New names of settings by old name."""
 
 
 class SettingName(NamedTuple):
-    """A name with its Java type. ``since``: the first release that reads it; ``until``: the last
-    such release, None if the newest release still reads it.
+    """The name of a setting and its Java type. ``since``: the first release that reads the setting;
+    ``until``: the last release that reads it, None if the newest release still does.
     """
 
     name: str
@@ -36,7 +36,9 @@ class SettingName(NamedTuple):
 
 @cache
 def table() -> dict[str, SettingName]:
-    """Return all names of all releases. A name that is in several Java classes is listed once."""
+    """Return the settings of all releases by name. A name that several Java classes have is listed
+    once.
+    """
     data = get_data("rmqctl.broker.conf", "names.toml")  # also if the package is in an archive
     assert data is not None
     settings: dict[str, SettingName] = {}
@@ -50,14 +52,14 @@ def table() -> dict[str, SettingName]:
 
 
 def is_read(name: str, release: str) -> bool:
-    """Return whether a broker of ``release`` reads the name; case matters."""
+    """Return whether a broker of ``release`` reads a setting of this name; case matters."""
     setting = table().get(name)
     return setting is not None and setting.is_read_by(release)
 
 
 def meant(name: str, release: str) -> str | None:
-    """Return the correct spelling that was probably meant by a name that ``release`` does not know;
-    None if unknown.
+    """Return, for a name that ``release`` does not know, the name that was probably meant; None if
+    no name is similar.
     """
     pairs = {**RENAMED, **{new: old for old, new in RENAMED.items()}}
     other = pairs.get(name)
@@ -72,8 +74,8 @@ def meant(name: str, release: str) -> str | None:
 
 
 def unread(name: str, release: str) -> Phrase:
-    """Return a hint for a name that ``release`` does not know: the probable spelling, or the
-    releases that know it.
+    """Return a hint for a name that ``release`` does not know: the name that was probably meant, or
+    the first or last release that knows the name.
     """
     other, setting = meant(name, release), table().get(name)
     values = {"name": name, "release": release}

@@ -1,8 +1,9 @@
 """The folders in which a broker with a given ``broker.conf`` looks for its files, resolved for a
 store that may be a copy.
 
-Paths in the file are those of the broker's machine. If its storePathRootDir does not exist here,
-the given store replaces it, and paths below that folder are looked up below the store.
+The ``broker.conf`` contains paths on the broker's machine. If its storePathRootDir does not exist
+on this machine, the given store replaces that folder, and paths below that folder are looked up
+below the store.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ DLEDGER_DATA, SELF_ID = "storePathDLedgerCommitLog", "dLegerSelfId"
 _SPLITTER = ","
 _COMMITLOG = "commitlog"
 _DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
-"""``${user.home}/store``, the default, on other machines."""
+"""What ``${user.home}/store``, the default root, looks like on other machines."""
 _HEAD = 64
-"""Bytes at the start of a record that contain its queue, offsets and times."""
+"""Number of bytes at the start of a record that contain its queue, offsets and times."""
 _EDGES = " \t\r\n\f\"'"
 
 
@@ -33,9 +34,10 @@ _EDGES = " \t\r\n\f\"'"
 class Places:
     """The folders that the broker opens, relative to the store or absolute.
 
-    ``elsewhere``: the broker's root is another folder, so it reads neither queues nor configuration
-    of this store; ``moved``: the broker's root is assumed to be the folder from which the store was
-    copied. ``log``: the folders of the log; ``setting``: the name of the setting that decides them.
+    ``elsewhere``: whether the broker's root is another folder, so that it does not read the queues
+    and the configuration of this store. ``moved``: whether the broker's root is assumed to be the
+    folder from which the store was copied. ``log``: the folders of the log; ``setting``: the name
+    of the setting that determines them.
     """
 
     root: str | None
@@ -83,7 +85,9 @@ def is_default(path: str) -> bool:
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Return whether a root is neither the store nor the folder from which the store was copied."""
+    """Return whether a configured root is a folder other than the store and other than the folder
+    from which the store was copied.
+    """
     if _same(root, store):
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
@@ -98,8 +102,8 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Return whether two stores begin with different messages, so that neither is a copy of the
-    other.
+    """Return whether the logs of two stores have different first messages, so that one store is not
+    a copy of the other.
     """
     logs = [{file.name: file.path for folder in find(path)
              for file in listing(os.path.join(path, folder)).files} for path in (root, store)]
@@ -118,21 +122,27 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return whether, with the default root, the log is known to be in this store."""
+    """Return whether a broker without a configured root uses another folder than this store: one of
+    its log folders is in the store, but the store is not the default root.
+    """
     if is_default(vfs.abspath(store)):
         return False
     return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)
 
 
 def _base_of(paths: list[str]) -> str | None:
-    """Return the default root, inferred from the log folders below it; None if unknown."""
+    """Return the default root on the broker's machine, inferred from its log folders; None if
+    unknown.
+    """
     above = [os.path.dirname(vfs.normpath(path)) for path in paths]
     return next((folder for folder in above if os.path.basename(folder) == "store"
                  and not vfs.isdir(folder)), None)
 
 
 def _seen(path: str, base: str | None) -> str:
-    """Return a folder as seen from the store: relative to the store if it is below ``base``."""
+    """Return a configured folder relative to the store if it is below ``base``, else its absolute
+    path.
+    """
     if base is None or not path:
         return path or os.path.join(os.sep, "")
     below = os.path.relpath(vfs.normpath(path), vfs.normpath(base))
@@ -142,7 +152,7 @@ def _seen(path: str, base: str | None) -> str:
 
 
 def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
-    """Return (folders of DLedger's data, name of the setting that decides them)."""
+    """Return the folders of DLedger's data, and the name of the setting that determines them."""
     path = effective.given(DLEDGER_DATA)
     if path:
         return [_seen(part, base) for part in path.split(_SPLITTER)], DLEDGER_DATA
