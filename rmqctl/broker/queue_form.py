@@ -1,8 +1,9 @@
 """Check whether the form of consume queues (files or RocksDB) is known in a store that lost them.
 
-A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue,
-only configuration that is stored in the same form indicates the form. A broker that uses the other
-form finds no queue, and after a clean stop it does not dispatch all messages again.
+A broker of 5.2.0 or later keeps consume queues in files or in RocksDB (``storeType``), and its
+configuration in the same form, so in a store without queues the configuration indicates the form. A
+broker that uses the other form finds no queue, and after a clean stop it does not dispatch all
+messages again.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rmqctl.store.store import Sizes, Store
 
 QueueForm = Literal["file", "rocksdb"]
 STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocksDB"}
-"""Form of the consume queues -> storeType."""
+"""``storeType`` by form of the consume queues."""
 
 
 def is_unproven(store: Store, version: str | None = None, *, created: bool = False) -> bool:
-    """Return whether consume queues would have to be created although their form is unknown.
+    """Return whether a store has no consume queues and nothing proves in which form to create them.
 
     ``version``: the requested release. ``created``: whether a repair has created the existing queue
     files, which therefore prove nothing.
@@ -44,7 +45,8 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether nothing suggests RocksDB: files are the default of every release.
+    """Return whether the checkpoint does not suggest RocksDB. Files are then likely, as they are
+    the default of every release.
 
     A checkpoint with the flush time of the log but without the flush time of the queues comes from
     5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 write both times with either form.
@@ -66,8 +68,8 @@ def require_proven(store: Store) -> None:
 
 
 def _is_told(sizes: Sizes) -> bool:
-    """Return whether an option or the configuration file names the form. A size of queue files
-    names it too.
+    """Return whether an option or the configuration file determines the form. A given size of queue
+    files determines it too.
     """
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)

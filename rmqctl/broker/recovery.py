@@ -1,10 +1,10 @@
-"""A broker's recovery of the log: where recovery starts, which records it accepts, where it ends
-the log.
+"""A broker's recovery of the log: where it starts, which records it accepts, and where it ends the
+log.
 
 spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
 (spec: commitlog.md §9). It does not check a record's physicalOffset, accepts a blank record of any
-size, and continues after a missing file. The frame scanner does most of the work; the broker's test
-is applied to single records only where the scanner finds no provable record.
+size, and continues after a missing file. The frame scanner does most of the work; single records
+are tested as a broker does only where the scanner finds no provable record.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ _LATEST: list[tuple[Batch, PropertySegments]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
-    """Return the rules of a version with the settings of the store's broker.conf, if known."""
+    """Return the rules of a version, adapted to the settings in the store's broker.conf, if
+    known.
+    """
     forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
     return replace(version, forces_property_crc=forced)
 
@@ -81,7 +83,9 @@ def default_version(store: Store) -> BrokerVersion:
 
 
 def default_release(store: Store) -> str:
-    """Return the release that `rmqctl.broker.release.judged` finds for the default version."""
+    """Return the release that `rmqctl.broker.release.judged` returns without a requested
+    release.
+    """
     return judged(store).release
 
 
@@ -104,9 +108,9 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 
 def ended_by_repair(store: Store) -> CutOff | None:
-    """Return the end at which a repair has truncated the log, if a broker ends the log there too;
-    else None. The repair's note alone proves nothing, and a newer version may accept records that
-    an older version rejects.
+    """Return the end at which a repair has truncated the log, if a broker ends the log at the same
+    offset; else None. The repair's own record is not enough: a newer version may accept records
+    that an older version rejects.
     """
     cut = store.cut_off
     if cut is None:
@@ -118,7 +122,7 @@ def ended_by_repair(store: Store) -> CutOff | None:
 
 
 def loaded_log(store: Store, version: BrokerVersion) -> CommitLog:
-    """Return the files of the log that a broker uses. The caller closes them."""
+    """Return the log with the files that a broker uses. The caller closes it."""
     return CommitLog(loaded(store.log.files, version), store.log.file_size)
 
 
@@ -141,9 +145,9 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """Return (number of the file in which recovery starts, why). ``max_physic``: the physical
-    offset up to which the log was dispatched, for `by_rows`. ``clean``: whether the broker stopped
-    cleanly before; None: determined from the store.
+    """Return the number of the file in which recovery starts, and the reason. ``max_physic``: the
+    physical offset up to which the log was dispatched, used if `by_rows`. ``clean``: whether the
+    last stop was clean; None: determined from the store.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
@@ -162,8 +166,8 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
 
 def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: CheckpointRecord,
                    first: int = 0) -> tuple[int, str]:
-    """Return (number of the file in which recovery starts after an unclean stop, why); never before
-    the file ``first``.
+    """Return the number of the file in which recovery starts after an unclean stop, and the reason.
+    ``first``: the first file that may be used.
     """
     conf = store.sizes.conf
     index_counts = conf.message_index_safe and conf.message_index is not False
@@ -182,7 +186,9 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
-    """Return the store time of a file's first record, unchecked, as a broker reads it."""
+    """Return the store time of a file's first record as a broker reads it, without further checks;
+    None if there is no record or its time is 0.
+    """
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)
     if len(head) < START_SIZE:
@@ -199,16 +205,17 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 class RecoveryWalk:
     """Iterator over the records that a broker accepts, from the start of file ``number`` on.
 
-    Afterwards ``end`` is the offset at which it stopped (the log's end for the broker), ``stop``
-    the reason, ``last_valid`` the start of the last accepted record (None without one) and
-    ``misplaced`` the positions of accepted records with a wrong physicalOffset. Such a record is
-    yielded as a batch of its own with that physicalOffset; ``odd`` is True for that batch.
+    After the iteration, ``end`` is the offset at which it stopped (the end of the log for the
+    broker), ``stop`` the reason, ``last_valid`` the start of the last accepted record (None if no
+    record was accepted), and ``misplaced`` the offsets of accepted records with a wrong
+    physicalOffset. Each misplaced record is yielded in a separate batch with its wrong
+    physicalOffset, during which ``odd`` is True.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
                  known_to: int | None = None) -> None:
-        """``known_to``: a record's position; all earlier records are known to be accepted and are
-        not read again.
+        """``known_to``: physical offset of a record; earlier records are known to be accepted and
+        are not read again.
         """
         self._log, self._number, self._version = log, number, version
         self._known_to = known_to
@@ -230,8 +237,8 @@ class RecoveryWalk:
         self.stop = Phrase("the last file ends with an end-of-file record")
 
     def _file(self, source: Source) -> Iterator[Batch]:
-        """Yield the accepted records of one file and advance ``end``. ``stop`` is "" at a blank
-        record.
+        """Yield the accepted records of one file, and advance ``end``. ``stop`` remains "" if the
+        file ends with a blank record.
         """
         # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
@@ -279,7 +286,9 @@ class RecoveryWalk:
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
-        """Return (number of the batch's records that a broker accepts, why it rejects the next)."""
+        """Return the number of records of a batch up to the first that a broker rejects, and the
+        reason for the rejection ("" if it accepts all).
+        """
         if not len(batch):
             return 0, ""
         reasons = self._crc_reasons(batch)
@@ -299,7 +308,9 @@ class RecoveryWalk:
 
 
     def _crc_reasons(self, batch: Batch) -> dict[int, str]:
-        """Return the first record with a wrong checksum, and why."""
+        """Return the number of the first record with a wrong checksum, and the reason; {} if all
+        are right.
+        """
         if not self._version.forces_property_crc:
             bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
             return {int(row): _BODY_CRC for row in np.flatnonzero(bad)[:1]}
@@ -311,11 +322,11 @@ class RecoveryWalk:
 
 
 def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
-    """Return why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it
-    does not.
+    """Return the reason why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4);
+    "" if it accepts the record.
 
-    The broker uses the property at any position, and reads all its characters as digits, the last
-    one first.
+    The broker uses the CRC property at any position, and reads all characters of its value as
+    digits, from the last to the first.
     """
     values = parse(decode(raw).properties.decode("utf-8", "replace"))
     text = values.get(CRC32)
@@ -331,7 +342,7 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
 
 def properties(batch: Batch) -> PropertySegments:
     """Return the properties of a batch. The last result is cached, because recovery, queues and
-    index request it one after the other.
+    index request the same properties one after the other.
     """
     for latest, of_known in _LATEST:  # in one step: other threads may have batches too
         if latest is batch:
@@ -344,10 +355,10 @@ def properties(batch: Batch) -> PropertySegments:
 def judge(source: Source, position: int, version: BrokerVersion, *,
           check_crc: bool = True) -> tuple[
         int | None, str]:
-    """Test the bytes at ``position``: (size, why not).
+    """Test the bytes at ``position`` as a broker does.
 
-    The result is (size, "") for an accepted record, (None, "") for a blank record, and (None,
-    reason) where recovery stops.
+    Return (size, "") for an accepted record, (None, "") for a blank record, and (None, reason) if
+    recovery stops at ``position``.
     """
     # Handle the ends of a file before the record itself: nothing left, a blank record, or zeros.
     if source.head and is_blank(source, position):
@@ -389,8 +400,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """Return the record with a wrong physicalOffset at ``position``, as a broker dispatches it:
-    with the wrong physicalOffset. None without such a record.
+    """Return the record at ``position`` with the wrong physicalOffset that it contains, as a broker
+    dispatches it; None if the record is not valid.
     """
     position += source.head
     record = _decoded(source, position, size)
@@ -412,8 +423,8 @@ class ReputWalk:
     """Iterator over the records of ``[start, end)`` that the run-time dispatcher accepts.
 
     The dispatcher reads no bodies, and continues with the next file after an unreadable record.
-    ``stuck``: the physical offset at which it finds no file and waits forever, else None. ``odd``
-    as in `RecoveryWalk`.
+    ``stuck``: the physical offset at which the dispatcher waits forever because no file contains
+    it; else None. ``odd``: as in `RecoveryWalk`.
     """
 
     def __init__(self, log: CommitLog, start: int, end: int, version: BrokerVersion) -> None:
@@ -463,10 +474,10 @@ class ReputWalk:
 class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
-    ``behind``: only records that start after this physical offset. ``reput``: whether the run-time
-    dispatcher does it after recovery; it reads no bodies and skips unreadable records.
-    ``positions``: the plain queues before dispatching: (queue offset after the last entry,
-    dispatched physical offset).
+    ``behind``: if not None, only records that start after this physical offset. ``reput``: whether
+    the run-time dispatcher dispatches them after recovery; it reads no bodies and skips unreadable
+    records. ``positions``: state of each plain queue before that: the queue offset after its last
+    entry, and the physical offset up to which the log was dispatched.
     """
 
     start: int
@@ -477,9 +488,8 @@ class DispatchRange(NamedTuple):
 
 
 def dispatched(log: CommitLog, again: DispatchRange, version: BrokerVersion) -> Iterator[Batch]:
-    """Yield the records of a range as a broker dispatches them again, a batch at a time.
-
-    The records of one batch are adjacent.
+    """Yield the records of a range as a broker dispatches them again, in batches of adjacent
+    records.
     """
     if again.reput:
         yield from ReputWalk(log, again.start, again.end, version)

@@ -1,7 +1,8 @@
-"""Determination of the broker release whose rules views, predictions and repairs use for a startup.
+"""Determination of the broker release whose rules are used for a store.
 
-The requested release has priority, then the one that `init` recorded, then the evidence of the
-files (`Store.evidence`) and of the broker's configuration file. Without proof all candidates count.
+The requested release has priority, then the release that `init` recorded, then the evidence of the
+files (`Store.evidence`) and of the broker's configuration file. Without proof there may be several
+candidates.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``release``: the release whose rules apply. ``candidates``: all releases that may start on
-    the store, with ``release`` first.
+    """The release of a store's broker. ``release``: the release whose rules apply; ``proven``:
+    whether it is certain. ``candidates``: all releases that may start on the store, with
+    ``release`` first.
     """
 
     release: str
@@ -24,7 +26,7 @@ class Judged:
 
 
 def judged(store: Store, given: str | None = None) -> Judged:
-    """Return the release for a store; ``given``: the requested release.
+    """Return the release for a store. ``given``: the requested release, if any.
 
     Raises: UsageError.
     """

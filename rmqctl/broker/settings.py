@@ -1,7 +1,7 @@
 """Broker settings that affect bytes and durability.
 
-Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` determines them
-for an existing store; `checked` validates sizes and rounds them like a broker.
+Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` determines the
+settings for an existing store; `checked` validates sizes and rounds them like a broker.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from rmqctl.store.store import Sizes, Store
 from rmqctl.store.store_settings import MAX_INT, path_of
 
 Host = tuple[bytes, int]
-"""Packed address (4 or 16 bytes) and port."""
+"""A host: packed IP address (4 or 16 bytes) and port."""
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LOCALHOST = bytes([127, 0, 0, 1])
 
 
 def packed(address: Address) -> Host:
-    """Return a host as records store it; the loopback address if it is not a single IP address."""
+    """Return the packed form of an address; the loopback address if its host is not an IP address,
+    or is 0.
+    """
     import socket
 
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -76,13 +78,13 @@ class Settings:
     timer_max_delay: int = 259_200_000
     role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
     disk_watermark: float = 0.90
-    """Used share of the commitlog's file system above which messages are rejected; 1: never."""
+    """Share of the commitlog's file system: messages are rejected while more is used. 1: never."""
     page_cache_busy: int = 1000
     batch_topics: frozenset[str] = frozenset()
     """Topics with ``queue.type=BatchCQ`` in addition to the topics in config/topics.json."""
     broker_checks: bool = True
-    """Also do the checks that a 5.x broker does before it calls its store; off for messages that
-    have already passed these checks (a replay).
+    """Whether to do also the checks that a 5.x broker does before it calls its store. False for
+    messages that have already passed these checks (a replay).
     """
     cluster: str = "DefaultCluster"
     born_host: Host = (LOCALHOST, 0)
@@ -94,15 +96,15 @@ class Settings:
     flush_least_pages: int = 4
     flush_thorough_interval: int = 10_000
     flush_consumequeue_thorough_interval: int = 60_000
-    """Interval (ms) at which consume queues, index and then the checkpoint are flushed."""
+    """Interval (ms) at which consume queues and index, and then the checkpoint, are flushed."""
     mapped: bool = False
-    """Write the commitlog through a memory map instead of positional writes."""
+    """Whether to write the commitlog through a memory map instead of positional writes."""
     preallocate: bool = False
-    """Create the next commitlog file in the background."""
+    """Whether to create the next commitlog file in the background."""
     warm: bool = False
-    """Touch, lock and advise the pages of a new mapped file (needs ``mapped``)."""
+    """Whether to touch, lock and advise the pages of a new file (requires ``mapped``)."""
     transient_pool: int = 0
-    """Buffers of one file size each that receive appends before they are committed; 0: none."""
+    """Number of buffers of one file size each that receive appends before they are committed."""
 
     @property
     def profile(self) -> BrokerVersion:
@@ -110,19 +112,19 @@ class Settings:
 
 
 MIN_COMMITLOG = 1 << 10
-"""Minimum bytes of a commitlog file. The fixed part of a record with IPv6 hosts, the longest topic
-that a broker accepts and the blank record at the file's end take 250 bytes; the rest is for
-properties and a body, without which a store is useless.
+"""Minimum size of a commitlog file in bytes. The fixed part of a record with IPv6 hosts, the
+longest topic that a broker accepts and the blank record at the file's end need 250 bytes; the rest
+is for properties and body.
 """
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2
-"""Smallest number of entries of an index file: entry 0 is never used, so an index file with room
-for one entry could contain none.
+"""Minimum number of entries of an index file. Entry 0 is never used, so a file for a single entry
+could not contain any.
 """
 
 
 def checked(settings: Settings) -> tuple[Settings, list[str]]:
-    """Return (the settings with sizes rounded up as needed, the changes in words).
+    """Return the settings with sizes rounded up as needed, and a sentence for each change.
 
     Raises: UsageError.
     """
@@ -173,7 +175,7 @@ def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
 _NAMES = frozenset(field.name for field in fields(Settings))
 _SHAPE = ("index_slots", "index_max")
 _SEALING = 5
-"""The first generation in which a broker can append a CRC to the properties."""
+"""The first generation of brokers that can append a CRC to the properties."""
 Origin = Literal["given", "remembered", "shown", "files", "default"]
 
 
@@ -181,7 +183,8 @@ Origin = Literal["given", "remembered", "shown", "files", "default"]
 class BrokerConfig:
     """The settings of a store's broker, and the origin of each value.
 
-    ``index_unknown``: the reason why the shape of the existing index files is unknown, or "".
+    ``index_unknown``: the reason why the number of slots and entries of the existing index files is
+    unknown, or "".
     """
 
     settings: Settings
@@ -195,9 +198,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
     ``given`` (names of `Settings`; None: not given) has priority over ``store.json``, then
     ``shown`` (values determined from the store), then the sizes of its files, then a broker's
-    defaults. The shape that index files prove has priority over ``store.json``, and sizes of
-    ``store.sizes.conf`` that contradict the files are ignored. Without ``files`` the sizes of files
-    are not determined.
+    defaults. The number of slots and entries that existing index files prove has priority over
+    ``store.json``, and sizes in ``store.sizes.conf`` that contradict the files are ignored.
+    ``files``: whether to determine the sizes of existing files.
 
     Raises: UsageError for an unknown version, RefusedError if ``store.json`` is unreliable:
     guessing sizes could ruin the store.
@@ -241,8 +244,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
 
 def _is_sealed(store: Store) -> bool:
-    """Return whether the newest file of the log begins with a message that has an appended CRC: a
-    broker that verifies it truncates the log at a message without one (forceVerifyPropCRC).
+    """Return whether the newest readable file of the log begins with a message that has an appended
+    CRC. If so, new messages need an appended CRC too: with forceVerifyPropCRC a broker truncates
+    the log at a message without an appended CRC.
     """
     raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
     raw = next((raw for raw in raws if raw is not None), None)
@@ -264,7 +268,9 @@ def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
 
 
 def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """Return (slots and entries of the index files, {} if unknown; why unknown)."""
+    """Return the number of slots and entries of the index files ({} if unknown), and the reason why
+    it is unknown.
+    """
     shape, why = Store(store.root, store.log_folders, Sizes(
         index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
         current=True).index_shape()
@@ -280,8 +286,8 @@ _NAMED = {
 
 
 def contradictions(store: Store, conf: BrokerConf) -> list[str]:
-    """Return, in sentences, the differences between a broker's configuration file and the store's
-    files, opened without it.
+    """Return a sentence for each contradiction between a broker's configuration file and the files
+    of the store, which was opened without it.
     """
     layout = store.layout
     texts = []
@@ -307,7 +313,7 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
 
 
 def ext_files(store: Store) -> Iterator[list[StoreFile]]:
-    """Yield the files of each queue that has a folder for ConsumeQueueExt units."""
+    """Yield, for each queue with a folder in consumequeue_ext, the files in it."""
     top = store.path("consumequeue_ext")
     for topic in listing(top).folders:
         for queue in listing(store.path("consumequeue_ext", topic)).folders:

@@ -1,14 +1,14 @@
 """SQL92 filters, compiled and evaluated as a broker does (spec: remoting.md §3.1).
 
-Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 has them without CONTAINS,
-STARTSWITH and ENDSWITH. The oddities are the broker's: a property is text until it is compared with
-a number, whose type (32 bits, 64 bits, double) it must then have; values that cannot be compared
-end the entire evaluation, even within NOT and OR, and the message does not match; text after a
-complete condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
+Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 lacks CONTAINS, STARTSWITH
+and ENDSWITH. The broker's oddities are reproduced. A property is text; in a comparison with a
+number it must be a number of the same type (32 bits, 64 bits, double). Values that cannot be
+compared end the entire evaluation, even within NOT and OR, and the message does not match. Text
+after a complete condition is not read (``a = 1 b = 2`` is ``a = 1``). ``0.0`` does not compile.
 
-The cost is bounded, because filters and properties may come from anyone: compiling takes time in
-proportion to the text, a match in proportion to its conditions, and only parentheses recurse, up to
-a limit.
+The cost is bounded, because filters and properties may come from anyone. The time to compile a
+filter is proportional to its length, the time to match a message is proportional to the number of
+conditions, and only parentheses cause recursion, up to a limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmqctl.errors import UsageError
 MAX_TEXT = 64 << 10
 """Maximum number of characters of a filter."""
 MAX_DEPTH = 100
-"""Maximum depth of parentheses; also of consecutive signs and NOT."""
+"""Maximum depth of nested parentheses, including consecutive signs and NOTs."""
 
 class Filter:
     """A compiled filter. `compile_filter` creates it."""
@@ -38,8 +38,8 @@ class Filter:
         self._steps = steps
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a broker delivers a message with these properties; False if the evaluation
-        fails.
+        """Return whether a broker delivers a message with these properties. It does not if the
+        evaluation fails.
         """
         try:
             return self._value(properties) is True
@@ -71,17 +71,17 @@ class Filter:
 
 
 _Step = Literal["property", "constant", "one", "two", "again", "decided"]
-"""A step of the stack machine: push a property or a constant; replace the last one or two values by
-the result of a function; push an earlier value again; or skip steps that the last value makes
-unnecessary.
+"""A step of the stack machine: push a property or a constant; replace the last value, or the last
+two values, by the result of a function; push an earlier value again; skip steps if the last value
+already decides the result.
 """
 
 
 def compile_filter(text: str) -> Filter:
-    """Return the filter of a subscription.
+    """Return the compiled filter of a subscription.
 
-    Raises: UsageError, with the position, if a broker's parser rejects it, or if it exceeds
-    `MAX_TEXT` or `MAX_DEPTH`.
+    Raises: UsageError, with the position of the error, if a broker's parser rejects the filter, or
+    if it exceeds `MAX_TEXT` or `MAX_DEPTH`.
     """
     if len(text) > MAX_TEXT:
         raise UsageError(f"the filter has {len(text)} characters; {MAX_TEXT} are allowed")
@@ -105,7 +105,9 @@ _LINE_END = re.compile(r"[\n\r]")
 
 
 class _Token(NamedTuple):
-    """A token. ``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: its position."""
+    """A token. ``kind``: the name of a group in `_TOKEN`, a keyword, a sign, or "end". ``at``:
+    position of the token in the filter.
+    """
 
     kind: str
     text: str
@@ -113,7 +115,9 @@ class _Token(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """A part of a filter as the parser sees it: a constant has its ``value``."""
+    """A parsed part of a filter. ``at``: its position in the filter; ``value``: the value of a
+    constant.
+    """
 
     kind: Literal["constant", "property", "negative", "condition"]
     at: int
@@ -129,7 +133,9 @@ _OR, _AND, _EQUALITY, _COMPARISON = range(4)
 
 
 class _Compiler:
-    """The parser: emits the steps of a filter while it parses, each operator after its operands."""
+    """The parser. It emits the steps of a filter while it parses, the operands before the
+    operator.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -188,7 +194,9 @@ class _Compiler:
     # Grammar
 
     def _expression(self, loosest: int) -> _Term:
-        """Return an operand, together with all operators after it that bind at least as tightly."""
+        """Parse an operand and the operators after it that bind at least as tightly as
+        ``loosest``.
+        """
         start = len(self._steps)
         left = self._operand()
         # operators that bind tighter than the last one were read by its operand
@@ -221,14 +229,16 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _unless(self) -> int:
-        """Return the start of a second operand, which is not evaluated if the first operand
-        decides.
+        """Emit a step that skips the second operand if the first one decides the result; return its
+        number for `_join`.
         """
         self._steps.append(("decided", None))
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Emit both operands, the second from ``place`` on, and their combination by ``holds``."""
+        """Emit the step that combines two operands by ``holds``. The step ``place`` then skips the
+        second operand if the first one is ``decided``.
+        """
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)
 
@@ -301,7 +311,7 @@ class _Compiler:
             self._refuse(low.at, "the second number of BETWEEN is smaller than the first")
 
     def _operand(self) -> _Term:
-        """Return a constant, a property, or an expression in parentheses, with the signs before
+        """Parse a constant, a property, or an expression in parentheses, and the signs before
         it.
         """
         # Read all signs first; the depth check bounds the recursion of the parser.

@@ -1,6 +1,6 @@
 """Values in SQL92 filters, and operations on them as in RocketMQ's expression classes.
 
-A property is text until it is compared with a number, and must then be a number of the same type.
+A property is text. In a comparison with a number it must be a number of the same type.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 Number = int | float
-"""An int is Java's Integer, from 2**31 on its Long; a float is its Double."""
+"""A number. An int stands for a Java Integer (from 2**31 on a Long), a float for a Double."""
 Scalar = str | Number | bool
 Value = Scalar | None
-"""The value of a part of a filter."""
+"""The value of a part of a filter; None is NULL."""
 
 
 class IncomparableError(Exception):
-    """Error: a broker cannot compare the values, so the message does not match."""
+    """Error: a broker cannot compare two values, so the message does not match."""
 
 
 _WHOLE = re.compile(r"([+-]?)0*+(\d{0,19})")
@@ -65,15 +65,15 @@ def _as_number(text: str, like: Number) -> Number:
 
 
 def _double_key(value: Number) -> tuple[bool, float, float]:
-    """Return a sort key like `Double.compareTo`: -0.0 before 0.0, and NaN, which equals itself,
-    last.
+    """Return a key that sorts doubles like `Double.compareTo`: -0.0 before 0.0, and NaN last; all
+    NaNs are equal.
     """
     number = float(value)
     return (True, 0.0, 0.0) if math.isnan(number) else (False, number, math.copysign(1.0, number))
 
 
 def _order(left: Scalar, right: Scalar) -> int:
-    """Return a number below 0, 0 or above 0, like `ComparisonExpression.__compare`."""
+    """Return a negative number, 0 or a positive number, like `ComparisonExpression.__compare`."""
     if isinstance(left, bool) or isinstance(right, bool):
         if isinstance(left, bool) and isinstance(right, str):
             raise IncomparableError  # this cast fails; there is no cast the other way round
@@ -93,14 +93,16 @@ def _order(left: Scalar, right: Scalar) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Compare as ``=``: two nulls are true, null and a value is null, a value and null is false."""
+    """Compare as ``=``. The result is True for two nulls, null if only ``left`` is null, and False
+    if only ``right`` is null.
+    """
     if left is None:
         return True if right is None else None
     return right is not None and _order(left, right) == 0
 
 
 def inverse(value: Value) -> bool | None:
-    """Return NOT of a value; NOT null is null."""
+    """Return the result of NOT; NOT null is null."""
     return None if value is None else not value
 
 
@@ -110,7 +112,9 @@ def not_equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> bool | None:
-    """Compare as ``<`` and similar, by ``holds`` of the order and 0; two texts are doubles here."""
+    """Compare as ``<``, ``>``, ``<=`` or ``>=``. ``holds`` compares the order of the values with 0.
+    Two texts are compared as doubles.
+    """
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -119,14 +123,14 @@ def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> boo
 
 
 def both(left: Value, right: Value) -> bool | None:
-    """Return AND of two conditions, the first of which is not false."""
+    """Return the result of AND for two conditions, the first of which is not false."""
     if right is False:
         return False
     return None if left is None or right is None else True
 
 
 def either(left: Value, right: Value) -> bool | None:
-    """Return OR of two conditions, the first of which is not true."""
+    """Return the result of OR for two conditions, the first of which is not true."""
     if right is True:
         return True
     return None if left is None or right is None else False
@@ -138,14 +142,16 @@ def second(_: Value, value: Value) -> Value:
 
 
 def negative(value: Value) -> Value:
-    """Return the value with the sign ``-``; null for anything but a number, also for a property."""
+    """Return the result of the sign ``-``: null unless the value is a number (a property is
+    text).
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return -value if number else None  # type: ignore[operator]
 
 
 def property_as_condition(value: Value) -> bool | None:
-    """Return the property as a condition, which is never true: properties are texts, not Java's
-    Boolean.
+    """Return the result of a property as a condition. It is never true, because a property is a
+    text, not a Boolean.
     """
     return None if value is None else False
 
@@ -156,8 +162,8 @@ def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """Return the result of CONTAINS, STARTSWITH or ENDSWITH: false for anything but text, even with
-    NOT.
+    """Return the result of CONTAINS, STARTSWITH or ENDSWITH, which is false for any value other
+    than text, even with NOT.
     """
     return isinstance(value, str) and holds(value, text) is not negated
 

@@ -1,10 +1,11 @@
-"""Prediction of which pending timed messages a 5.x broker finds at startup, and the wheel for them.
+"""Prediction of which pending timed messages a 5.x broker finds at startup, and construction of a
+timer wheel.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
 at which it stopped, follows each slot's units through the timer log, and reads the messages from
-the commitlog. A message that is in none of these slots is never delivered, even if the timer log
-and the commitlog contain it. Units after the queue offset at which a broker continues are enqueued
-again.
+the commitlog. A message that no slot leads to by its units is never delivered, even if the timer
+log and the commitlog contain it. Messages after the queue offset at which a broker continues are
+enqueued again.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ from rmqctl.store.store import Store
 
 WHEEL, LOG = "timerwheel", "timerlog"
 KEPT_SLOTS = DAYS * 86_400 - 60
-"""Time (ms) before the startup from which on the wheel is read; messages overdue by more are
-skipped.
+"""Number of slots of the wheel that a broker reads before the slot of its startup time; messages in
+earlier slots are skipped.
 """
 _NONE = -1
 _PAGE = 1 << 14
 _PAGE_SLOTS = 1 << 15
 _ANYWHERE = 1 << 62
 _SINGLE = 1000
-"""Maximum number of messages that are read one by one."""
+"""Maximum number of messages that are read one by one from the log."""
 _LONG_MAX = (1 << 63) - 1
 _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 
 class TimerUnits(NamedTuple):
-    """Units of the timer log by column: position in the timer log, slot (time / precision), the
-    position of the slot's previous unit, the message, and the change of the slot's message count.
+    """Units of the timer log by column: position in the timer log, slot (time / precision),
+    position of the slot's previous unit, physical offset and size of the message, and the change of
+    the slot's message count.
     """
 
     position: Array
@@ -74,14 +76,16 @@ class TimerUnits(NamedTuple):
 
 @dataclass(slots=True)
 class Slots:
-    """The slots of the wheel by column; a broker does not rebuild ``num``."""
+    """The slots of the wheel by column. The slot's message count is missing: a broker does not
+    rebuild it.
+    """
 
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
 
     def revise(self, units: TimerUnits) -> None:
-        """Set slots to these units, in order, like ``TimerWheel.reviseSlot``."""
+        """Let the slots point to these units, in their order, like ``TimerWheel.reviseSlot``."""
         if not len(units):
             return
         first, last = _runs(units)
@@ -93,13 +97,13 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class TimerStart:
-    """The result of a startup for the pending timed messages. ``skipped``, ``unreachable`` and
-    ``gone`` count messages that are never delivered.
+    """The effect of a startup on the pending timed messages. ``skipped``, ``unreachable`` and
+    ``gone``: number of messages that are never delivered, by reason.
 
-    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``: not in the
-    commitlog. ``waiting``: messages that are not in the timer log yet and are enqueued after the
-    startup, from queue offset ``next_row`` on. ``read_from``: the time (ms) at which a broker
-    continues reading the wheel.
+    ``skipped``: overdue by more than 7 days; ``unreachable``: the broker finds them in no slot;
+    ``gone``: not in the commitlog. ``waiting``: number of messages that are not in the timer log
+    yet; the broker enqueues them after the startup, from queue offset ``next_row`` on.
+    ``read_from``: the time (ms) from which on a broker reads the wheel.
     """
 
     pending: int
@@ -114,9 +118,9 @@ class TimerStart:
 
 
 class Outlook(NamedTuple):
-    """The result of a startup for each pending unit: boolean columns parallel to ``units``; at most
-    one column is true for a unit. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in
-    `TimerStart`.
+    """The effect of a startup on each pending unit: boolean arrays parallel to ``units``, of which
+    at most one is true for a unit. ``row`` is ``next_row`` of `TimerStart`; ``waiting``,
+    ``read_from`` and ``wheel_missing`` are as in `TimerStart`.
     """
 
     units: TimerUnits
@@ -131,7 +135,7 @@ class Outlook(NamedTuple):
 
 @dataclass(slots=True)
 class TimerFiles:
-    """The timer's files of a store, as a broker loads them."""
+    """The timer files of a store, as a broker loads them."""
 
     store: Store
     files: list[StoreFile]
@@ -161,9 +165,7 @@ class TimerFiles:
 
     @property
     def damaged(self) -> bool:
-        """Return whether units are missing because a file is too short or missing, or no file
-        exists.
-        """
+        """Return whether the timer log lacks units: a file is missing or has the wrong size."""
         wheel = self.store.path(WHEEL)
         short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
         gap = any(file.base + self.file_size != after.base for file, after in pairwise(self.files))
@@ -172,7 +174,7 @@ class TimerFiles:
         return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
-        """Yield (file, its size, expected size) of each file that keeps a broker from starting.
+        """Yield the path, size and expected size of each file that keeps a broker from starting.
 
         ``empty_last``: whether the broker deletes an empty last file instead.
         """
@@ -187,7 +189,7 @@ class TimerFiles:
     # -- reading ------------------------------------------------------------------------------
 
     def wheel(self) -> Slots | None:
-        """Return the wheel; None if it is missing or empty."""
+        """Return the wheel; None if its file is missing or has the wrong size."""
         path = self.store.path(WHEEL)
         try:
             with FileSource(path) as source:
@@ -209,7 +211,7 @@ class TimerFiles:
             return None
 
     def pages(self, first_file: int = 0) -> Iterator[tuple[int, TimerUnits]]:
-        """Yield (number of the file, its next units): all data that a broker accepts as units."""
+        """Yield all units that a broker accepts, in pages: number of the file, units."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
                 place = 0
@@ -248,7 +250,9 @@ class TimerFiles:
 
     @property
     def first_revised(self) -> int:
-        """Return the number of the timer log file from which a startup revises the wheel."""
+        """Return the number of the first timer log file that a startup reads to revise the
+        wheel.
+        """
         if not self.files:
             return 0
         begin = max(self.checked.last_timer_log_flush_pos - self.file_size, 0)
@@ -267,7 +271,7 @@ class TimerFiles:
                           self.checked, seen.wheel_missing)
 
     def outlook(self, now: int, log_min: int, log_end: int) -> Outlook:
-        """Return the result of `start` for each unit.
+        """Return the effect of a startup as in `start`, but for each unit.
 
         Raises: StoreIOError.
         """
@@ -289,7 +293,7 @@ class TimerFiles:
                        row, waiting, read_from * self.precision, wheel is None)
 
     def _intact(self, units: TimerUnits) -> Array:
-        """Return a boolean array: whether each unit has an intact record in the commitlog."""
+        """Return, for each unit, whether its record in the commitlog is intact."""
         offset, of_unit = np.unique(units.physical, return_inverse=True)
         size: Array = np.zeros(len(offset), np.int64)
         np.maximum.at(size, of_unit, np.maximum(units.size, 0))
@@ -326,8 +330,8 @@ class TimerFiles:
         return end
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
-        """Return (queue offset at which the broker continues, the physical offset of its message,
-        the number of entries that are enqueued from there).
+        """Return the queue offset at which the broker continues, the physical offset of the message
+        at it, and the number of messages that it enqueues from this queue offset on.
         """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:
@@ -339,15 +343,13 @@ class TimerFiles:
             at, unit.physical_offset, queue.disk_end - at)
 
     def next_row(self, end: int, log_end: int) -> int:
-        """Return the queue offset at which a broker continues after a timer log that ends at
-        ``end``.
-        """
+        """Return the queue offset at which a broker continues if the timer log ends at ``end``."""
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
-        """Return the queue offset after the last unit's queue offset; without units, the queue
-        offset in timercheck.
+        """Return the queue offset after that of the last unit's message; the queue offset in
+        timercheck if the last unit or its message is missing.
         """
         last = None
         for _, page in self.pages(max(len(self.files) - 2, 0)):
@@ -370,8 +372,8 @@ class TimerFiles:
 
 
 def _runs(units: TimerUnits) -> tuple[Array, Array]:
-    """Return, for each slot of the wheel, (first, last) of the last run of units with the same
-    time.
+    """Return, for each slot of the wheel, the first and the last unit of its last run: adjacent
+    units of the slot with the same time.
     """
     number = units.slot % SLOTS
     order = np.lexsort((units.position, number))
@@ -383,8 +385,8 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return whether the run is not the first run of its slot, so that the slot was reused for a
-    later time within the units.
+    """Return, for each run (by its first unit), whether its slot has an earlier unit: the slot was
+    reused for a later time.
     """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)
@@ -394,9 +396,7 @@ def _laps(units: TimerUnits, first: Array) -> Array:
 
 
 def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
-    """Return a boolean array: whether a broker reaches each unit from the slots of ``read_from``
-    and later.
-    """
+    """Return, for each unit, whether a broker reaches it from the slots from ``read_from`` on."""
     reached: Array = np.zeros(len(units), bool)
     if not len(units):
         return reached
@@ -415,9 +415,9 @@ def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array
 
 
 def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, bytes]:
-    """Return `wheel_of` all units of the timer log.
+    """Return the pages of a wheel (see `wheel_of`) for all units of the timer log.
 
-    ``log_end``: omit the units at the end that all point after this physical offset.
+    ``log_end``: omit the units after the last unit that points before this physical offset.
 
     Raises: StoreIOError.
     """
@@ -429,7 +429,9 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
 
 
 def wheel_of(units: TimerUnits) -> dict[int, bytes]:
-    """Return the pages of a wheel that points to all units: position -> bytes."""
+    """Return the non-empty pages of a wheel that points to all units: bytes by position in the
+    file.
+    """
     if not len(units):
         return {}
     first, last = _runs(units)

@@ -1,7 +1,8 @@
-"""The timer log, built from the messages of the timer topic to replace a damaged or missing one.
+"""A new timer log, built from the messages of the timer topic to replace a damaged or missing one.
 
-spec: timer-and-others-5x.md §1.1, §1.3. Each message of the timer topic contains its due time and
-its target topic, which is all that a unit needs. Only messages that are not yet due need a unit.
+spec: timer-and-others-5x.md §1.1, §1.3. A unit of the timer log needs only the due time and the
+target topic, which each message of the timer topic contains. Only messages that are not yet due
+need a unit.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _DEQUEUED = "TIMER_DEQUEUE_MS"
 _ANYWHERE = 1 << 62
 DEFAULT_FILE_SIZE = 100 << 20
 _ROLL_SLOTS = 172_800
-"""timerRollWindowSlot: the distance in slots at which a message is enqueued that is due after the
-end of the wheel.
+"""timerRollWindowSlot: a message that is due after the end of the wheel is enqueued this number of
+slots ahead.
 """
 
 
 class Timed(NamedTuple):
-    """A message of the timer topic: queue offset, physical offset, size, and due time (ms)."""
+    """A message of the timer topic. ``row``: its queue offset; ``due``: its due time (ms);
+    ``topic``: its target topic; ``deletes``: whether it recalls another message.
+    """
 
     row: int
     physical: int
@@ -46,7 +49,8 @@ class Timed(NamedTuple):
 
 def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
     """Return the messages that were enqueued (queue offsets below ``before``) and are not yet due,
-    and the last enqueued message. A rolled message is returned as its newest record.
+    and the last enqueued message. Of a message that was enqueued several times, only the newest
+    record is returned.
 
     Raises: StoreIOError.
     """
@@ -83,8 +87,8 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
 
 
 def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
-    """Return the content for a damaged or missing ``config/timercheck``, from the timer log and the
-    messages that were delivered last.
+    """Return new content for a damaged or missing ``config/timercheck``, from the timer log and the
+    timed message that was delivered last.
 
     Raises: StoreIOError.
     """
@@ -123,7 +127,9 @@ def last_delivered(store: Store, log_end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BuiltLog:
-    """``files``: base offset of a file -> its used bytes; ``end``: the end of the timer log."""
+    """A built timer log. ``files``: the used bytes of each file, by base offset. ``end``: the end
+    of the timer log.
+    """
 
     units: TimerUnits
     files: dict[int, bytes]

@@ -1,5 +1,5 @@
-"""A broker's rules for transactions: names and check times of half messages, and their commit or
-rollback (spec: recovery.md §10).
+"""A broker's rules for transactions: names, times of checks, and the op messages that end half
+messages (spec: recovery.md §10).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from rmqctl.store.objects import java_text
 GROUP = "PGROUP"
 """Property of a half message that names its producer group."""
 READER = "CID_RMQ_SYS_TRANS"
-"""The group whose consumer offsets show how far the half topic and the op topic were read."""
+"""The group whose consumer offsets show up to which offset the half topic and the op topic were
+read.
+"""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Topic of half messages that were checked too often or are too old."""
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -28,18 +30,18 @@ copy.
 """
 TRANSACTION_ID = "__transactionId__"
 ENDED = "d"
-"""The tag of an op message."""
+"""Tag of an op message."""
 OP_BYTES = 4096
-"""Bytes of queue offsets that a 5.x broker puts into one op message."""
+"""Maximum number of bytes of queue offsets that a 5.x broker puts into one op message."""
 EVERY_S = {4: 60.0, 5: 30.0}
-"""Seconds between two rounds of checks, by generation."""
+"""Time between two rounds of checks in seconds, by generation of the broker."""
 _MAX_OP_BYTES = 1 << 16
-"""Maximum bytes of an op message's body that are read: any client may have sent it."""
+"""Maximum number of bytes read from the body of an op message, which any client may have sent."""
 
 
 def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
-    """Return the milliseconds for which a producer requests no check; None if it requests
-    nothing.
+    """Return the time in ms during which the broker should not check a half message, as requested
+    by its producer; None if the producer requests nothing.
     """
     text = properties.get(IMMUNITY)
     if text is None:
@@ -52,13 +54,15 @@ def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int 
 
 
 def half_offsets(bodies: Iterable[bytes]) -> set[int]:
-    """Return the queue offsets of half messages in the bodies of op messages."""
+    """Return the queue offsets of the half messages that op messages with these bodies end."""
     return {int(text) for body in bodies for text in bytes(body[:_MAX_OP_BYTES]).split(b",")
             if text.isdigit() and len(text) < 19}
 
 
 def ended_by(record: Record) -> set[int]:
-    """Return the queue offsets of half messages in an op message."""
+    """Return the queue offsets of the half messages that a message ends; none if it is not an op
+    message.
+    """
     if props.parse(java_text(record.properties)).get(props.TAGS) != ENDED:
         return set()
     return half_offsets([record.body])

@@ -1,8 +1,8 @@
 """All differences between the broker versions that rmqctl imitates.
 
 Two versions, the profiles, are imitated completely and tested against files written by these
-brokers. Any other release uses the profile of its line, with the known differences at startup
-(`DIFFERENCES`); differences that are not covered are listed there too.
+brokers. Any other release uses the profile of its line, with the known differences at startup.
+`DIFFERENCES` contains these, and the differences that rmqctl does not cover.
 
 spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """
@@ -28,75 +28,74 @@ class BrokerVersion:
 
     # What the broker writes.
     trailing_separator: bool
-    """True if a rebuilt properties string ends with 0x02."""
+    """Whether a rebuilt properties string ends with 0x02."""
     map_capacity: int
-    """Initial capacity of the map into which properties are parsed (its order decides the stored
-    order).
+    """Initial capacity of the map into which properties are parsed. The order of the map is the
+    order in which they are stored.
     """
     message_v2: bool
-    """Topics of more than 127 characters get a v2 record; an older broker truncates the log at such
-    a record.
+    """Whether messages of topics with more than 127 characters are stored as v2 records; an older
+    broker truncates the log at a v2 record.
     """
     stores_wait: bool
-    """``WAIT`` stays in the stored string of a plain put."""
+    """Whether the property ``WAIT`` of a single message is stored."""
     ensures_unique_key: bool
     body_room: int
-    """Bytes that a record may have beyond ``max_message_size``; beyond that only the body is
-    limited."""
+    """Number of bytes by which a record may exceed ``max_message_size``. If it is not 0, the body
+    alone may not exceed ``max_message_size``.
+    """
     timer: bool
     batch_queues: bool
     multi_dispatch_any_queue: bool
-    """Multi-dispatch also assigns offsets to queues that are not LMQs."""
+    """Whether multi-dispatch also assigns offsets to queues that are not LMQs."""
     page_cache_busy: str
     abort_has_pid: bool
 
     # How the broker starts.
     blank_must_fit: bool
-    """A blank record whose size exceeds the rest of its file is damage (5.3.2+)."""
+    """Whether a blank record that is longer than the rest of its file counts as damage (5.3.2+)."""
     skips_folders: bool
     deletes_empty_last: bool
     normal_by_queues: bool
-    """After a clean stop, recovery starts at the end of the consume queues and dispatches later
-    messages (5.3.2+); else it starts with the third-last file and dispatches nothing.
+    """Whether recovery after a clean stop starts at the end of the consume queues and dispatches
+    later messages (5.3.2+). Otherwise it starts with the third-last file and dispatches nothing.
     """
     reput_from_queues: bool
-    """True if missing entries at the end of consume queues are dispatched after recovery (4.5.1 to
-    4.9.x).
+    """Whether messages without an entry at the end of consume queues are dispatched after recovery
+    (4.5.1 to 4.9.x).
     """
     delay_levels_late: bool
-    """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
+    """Whether recovery runs before the delay levels are loaded (4.9.2 to 4.9.8)."""
     clamps_delay_offsets: bool
-    """True if a startup moves the offsets of ``delayOffset.json`` into the bounds of their queues
+    """Whether a startup moves the offsets in ``delayOffset.json`` into the bounds of their queues
     (4.9.2+).
     """
     keeps_confirm: bool
     walks_dledger: bool
-    """After an unclean stop, the broker scans the records of a DLedger log and dispatches them
-    (5.2.0+).
+    """Whether the broker scans the records of a DLedger log after an unclean stop, and dispatches
+    them (5.2.0+).
     """
     rocksdb_queues: bool
-    """The broker supports consume queues in RocksDB (5.2.0+); else it finds no queue in such a
-    store.
-    """
+    """Whether the broker supports consume queues in RocksDB (5.2.0+)."""
     property_crc: bool
-    """The broker can append a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
+    """Whether the broker can append a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
     property_crc_of_zero: bool
-    """With property_crc, the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
+    """Whether the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
-    """The broker does not start if a queue's last file, but not its first, has no entries (5.0.0+;
-    apache/rocketmq#9728).
+    """Whether the broker does not start if the last of several files of a queue has no entries
+    (5.0.0+; apache/rocketmq#9728).
     """
 
     # How the broker answers.
     nearest_in_time: bool
-    """True before 5.1.1: the offset for a time is that of the entry nearest in time. Later releases
-    return a boundary of the entries with that time.
+    """Whether the offset for a time is that of the entry nearest in time (before 5.1.1). Later
+    releases return that of the first or last entry with this time.
     """
 
     # Settings of its configuration.
     forces_property_crc: bool = False
-    """forceVerifyPropCRC: the broker truncates the log at a record whose appended CRC is missing or
-    does not match; it does not check the body CRC.
+    """Whether the broker truncates the log at a record whose appended CRC is missing or does not
+    match (forceVerifyPropCRC); it then does not check the body CRC.
     """
 
 
@@ -193,7 +192,8 @@ DIFFERENCES = (
 
 
 def release_of(text: str) -> str:
-    """Return the release that a text names: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x).
+    """Return the release that a text such as ``5.1.4``, ``v4.9.3`` or ``4.9`` (the newest 4.9.x)
+    names.
 
     Raises: UsageError.
     """
@@ -230,8 +230,8 @@ def version_of(release: str) -> BrokerVersion:
 
 
 def profile_note(release: str) -> str | None:
-    """Return a sentence that names the profile used for a release; None if the release has
-    its own.
+    """Return a sentence that names the profile used for a release, and the differences; None if the
+    release is a profile.
     """
     if release in VERSIONS:
         return None
@@ -257,5 +257,5 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def version_for(generation: int) -> BrokerVersion:
-    """Return the version whose rules are used for a generation (4, 5) when none is given."""
+    """Return the version whose rules are used for a generation (4 or 5) if no release is known."""
     return next(version for version in VERSIONS.values() if version.generation == generation)

@@ -1,4 +1,4 @@
-"""A store as its broker would have it after a startup: the ``broker`` view of the disk."""
+"""The ``broker`` view of a store: its content as a broker would have it after a startup."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from rmqctl.broker.versions import BrokerVersion
 
 SMALL_LOG = 64 << 20
-"""Bytes of the largest log that is always scanned to determine where a broker ends it."""
+"""Maximum size in bytes of a log that is scanned without a request to determine where a broker ends
+it.
+"""
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """Return the view of ``store`` that a broker of ``version`` (None: the store's own) would have.
-    For a DLedger log, the view is the state after DLedger's recovery and includes entries that may
-    be uncommitted: only the group knows.
+    For a DLedger log, the view is the state after DLedger's recovery, and includes entries that may
+    not be committed: only the DLedger group knows.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -37,8 +39,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     """Return the view ``disk`` or ``broker``; ``auto`` selects one for answers that imitate a
     broker.
 
-    ``auto`` is the broker's view as long as the log is small; else a scan of gigabytes would be
-    needed to find the end of its recovery, and the disk view is used.
+    ``auto`` selects the broker's view for a small log, else the disk view: a scan of gigabytes
+    would be needed to find where a broker ends the log.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end
@@ -51,16 +53,16 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
 
 
 def after_start(store: Store, kind: str) -> View:
-    """Return the view for a plan after which the broker starts: the broker's, unless ``disk`` is
-    requested, or no other view exists.
+    """Return the view for a plan after which a broker starts: the broker's view, or the disk view
+    if ``kind`` is ``disk`` or the consume queues cannot be read.
     """
     return view_of(store, "disk" if kind == "disk" or not store.layout.reads("consumequeue")
                    else "broker")
 
 
 def cut_by_broker(view: View) -> tuple[int, int] | None:
-    """Return (the end of the log for a broker, the end of the last record on disk) if they
-    differ.
+    """Return the end of the log for a broker, and the end of the last record on disk; None if a
+    broker does not truncate records.
     """
     if view.log_end is None:
         return None
