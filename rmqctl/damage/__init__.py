@@ -1,1 +1,3 @@
-"""Judge damage: classify each damaged position of a log, list the evidence, choose the action."""
+"""Analysis of damage: classifies each damaged position of a log, lists the evidence, and chooses
+the action of a repair.
+"""

@@ -1,8 +1,10 @@
-"""Find records between damage that are older than the messages around them: undecided records.
+"""Find undecided records: records between two damaged ranges that are older than the messages
+around these ranges.
 
-Where no consume queue or index entry covers the records between two damaged ranges, their store
-times are evidence: records that an earlier use of the file left (`rmqctl.scan.damage.stale`) were
-stored before the messages around them. A clock that was set back for a while has the same effect.
+If no consume queue or index entry points to such records, their store times are evidence: records
+that an earlier use of the file left (`rmqctl.scan.damage.stale`) were stored before the messages
+around them. A clock that was set back for a while has the same effect, so the records remain
+undecided.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 _FARTHEST = 64 << 10
-"""Largest distance in bytes between two damaged ranges that stale pages may explain."""
+"""Maximum distance in bytes between two damaged ranges; the records between ranges further apart
+are not examined.
+"""
 _MAX_LOOKS = 1000
 
 
 class TimedRange(NamedTuple):
-    """A damaged range, physical ``[start, end)``, with the store times (ms) of the messages around
-    it.
+    """A damaged range, physical offsets ``[start, end)``. ``before``, ``after``: store times (ms)
+    of the messages before and after it, None if unknown.
     """
 
     start: int
@@ -37,8 +41,9 @@ class TimedRange(NamedTuple):
 
 
 def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[list[Record]]:
-    """Yield each group of few records between two damaged ranges of a log file to which no entry
-    points and which were stored before the messages on both sides. StoreIOError.
+    """Yield the records between two damaged ranges of a log file, if they are few, no entry points
+    to any of them, and all were stored before the messages around these ranges.
+    Raises: StoreIOError.
     """
     before: int | None = None
     for number, (here, behind) in enumerate(pairwise(damage)):
@@ -55,9 +60,10 @@ def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[lis
 
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the groups of `of_unclear_age` in a whole log. ``damage``: damaged ranges ``[start,
-    end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges close together are examined.
-    StoreIOError.
+    """Yield the groups of `of_unclear_age` in all files of a log. ``damage``: damaged ranges
+    ``[start, end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges close together are
+    examined.
+    Raises: StoreIOError.
     """
     looks = 0
     for file, places in groupby(damage, lambda place: log.file_of(place[0])):
@@ -93,8 +99,8 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[TimedRange]:
-    """Yield damaged ranges of a file with the store times of the nearest intact messages, found in
-    one scan for all ranges; None where no message is near.
+    """Yield damaged ranges of a file with the store times of the nearest intact messages (None if
+    no message is near). One scan finds the times for all ranges.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -114,7 +120,9 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Ti
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
-    """Return the records in ``[start, end)`` if they are few and no entry points to any of them."""
+    """Return the records in ``[start, end)`` if they are few and no entry points to any of them;
+    else none.
+    """
     if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)

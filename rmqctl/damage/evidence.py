@@ -1,11 +1,11 @@
 """Evidence of lost messages: consume queue entries that point into damaged bytes, and gaps.
 
-Entries are only read where the log itself lacks queue offsets (holes), so the cost depends on the
-number of lost messages, not on the size of the store. An entry counts if it is consistent: its
-queue offset is missing in the log, and it points between the neighbouring messages of its queue.
+Entries are read only for queue offsets that are missing in the log (holes), so the cost depends on
+the number of lost messages, not on the size of the store. An entry is evidence if its queue offset
+is missing in the log, and it points between the neighbouring messages of its queue.
 
-After queue offsets for which a broker never wrote an entry (a broker's own gap, consumequeue.md
-§4), all entries are that many positions too early in the queue. That does not contradict the log.
+If a broker skipped queue offsets (consumequeue.md §4), it wrote the entries of all later messages
+as many positions too early in the queue. These entries do not contradict the log.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from rmqctl.store.store import Store
 
 ENDLESS = 1 << 62
 MAX_LISTED = 100_000
-"""Largest number of lost messages that are listed; further ones are only counted."""
+"""Maximum number of lost messages that are listed; all others are only counted."""
 FEW = 20_000
-"""Largest number of entries of a missing file that are examined one by one."""
+"""Maximum number of entries pointing into a missing file that are examined one by one."""
 _MAX_RUNS = 400
 _AHEAD = 512
-"""Number of entries read at once from the start of a hole: the next hole is often near."""
+"""Number of entries read at once from the start of a hole on, because the next hole is often
+near.
+"""
 _BACK = 1 << 12
-"""Number of positions before the expected one in which a message's entry is searched for."""
+"""Number of positions before the expected position in which a message's entry is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,19 @@ class Hole:
 
     @property
     def inner(self) -> bool:
-        """Return whether the hole is between two messages of the queue: then all its messages once
-        existed.
+        """Return whether the hole is between two messages of the queue. If so, all its messages
+        once existed.
         """
         return self.low >= 0 and self.high < ENDLESS
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """A consume queue entry in a hole. ``count``: queue offsets it covers (batch queues: several).
+    """A consume queue entry in a hole. ``physical``, ``size``: physical offset and size of its
+    message. ``count``: number of queue offsets of the entry (in a batch queue there may be
+    several).
 
-    ``time``: the store time in a batch queue's entry.
+    ``time``: the store time in an entry of a batch queue.
     """
 
     key: QueueKey
@@ -79,8 +83,8 @@ class FoundRow:
 
 @dataclass(slots=True)
 class RowColumns:
-    """Entries of many queues that point into one missing file, by column: (key, queue offset,
-    physical offset, size), all but the key as int64.
+    """Entries of many queues that point into one missing file. Each part contains entries of one
+    queue: its key, and their queue offsets, physical offsets and sizes (int64).
     """
 
     parts: list[tuple[QueueKey, Array, Array, Array]] = field(default_factory=list)
@@ -93,8 +97,8 @@ class RowColumns:
             yield from _rows(key, *columns)
 
     def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
-        """Return (keys, index into the keys, queue offset, physical offset, size), by physical
-        offset.
+        """Return the keys of the queues, and four arrays sorted by physical offset: index of the
+        entry's key, queue offset, physical offset, size.
         """
         keys = list(dict.fromkeys(key for key, *_ in self.parts))
         numbers = {key: number for number, key in enumerate(keys)}
@@ -108,11 +112,12 @@ class RowColumns:
 
 @dataclass(slots=True)
 class HoleEntries:
-    """Entries found in holes. ``rows`` point into damaged regions, ``astray`` elsewhere.
+    """Entries found in holes. ``rows``: entries that point into damaged regions; ``astray``:
+    entries that point to other offsets in the log.
 
     ``ahead``: number of entries that point after the log's last file; ``beyond``: the first of
-    these entries. ``columns``: entries that point into missing files, if very many, by start of the
-    file.
+    these entries. ``columns``: for each missing file with very many entries, by start of the file,
+    the entries that point into it.
     """
 
     rows: list[FoundRow] = field(default_factory=list)
@@ -124,10 +129,11 @@ class HoleEntries:
 
 
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Return (runs with growing queue offsets, runs that contradict this order).
+    """Return the runs whose queue offsets are in ascending order, and the runs that contradict this
+    order.
 
-    Of all possible chains of runs, the one with the most messages is chosen. A topic that was
-    deleted and created again starts at 0 again; earlier runs are not part of the current queue.
+    Of all possible chains of runs, the one with the most messages is chosen. The queues of a topic
+    that was deleted and created again start at 0 again; runs before that are ignored.
     """
     start = 0
     for number, run in enumerate(runs):
@@ -166,8 +172,8 @@ class Gatherer:
     """Reads the consume queue entries in the holes of all queues of a store.
 
     ``by_column``: regions whose entries are kept by column if they are very many. ``yielded``:
-    ranges ``[start, end)`` of the log in which another store's data is used, whatever the entries
-    contain.
+    ranges ``[start, end)`` of the log that are filled from another store, so that entries pointing
+    into them are ignored.
     """
 
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
@@ -183,7 +189,9 @@ class Gatherer:
         self.misfits: dict[QueueKey, list[Run]] = {}
 
     def gather(self) -> HoleEntries:
-        """Return the evidence; read errors of queues are listed in ``unreadable``."""
+        """Return the evidence from all queues. ``unreadable`` contains the errors of queues that
+        cannot be read.
+        """
         evidence = HoleEntries()
         keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
         for key in sorted(keys):
@@ -205,16 +213,16 @@ class Gatherer:
         return evidence
 
     def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
-        """Return whether the queue offset of the message at a physical offset continues that of the
-        previous message of the queue, or is continued by the next one, and occurs only once.
+        """Return whether the queue offset of the message at physical offset ``place`` occurs only
+        once and is adjacent to that of the previous or the next message of the queue.
         """
         return not self._runs.has(key, offset, twice=True) and any(
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: HoleEntries) -> Iterator[FoundRow]:
-        """Yield the entries in a queue's holes. Very many may point after the log: most are only
-        counted.
+        """Yield the entries in a queue's holes. Of the entries that point after the log, which may
+        be very many, most are only counted.
         """
         if not queue.exists:
             return
@@ -296,7 +304,9 @@ class Gatherer:
 
 
 class _Entries:
-    """Pages of a queue's entries, by column; the last page is cached for the next hole."""
+    """Reads the entries of a queue in pages, by column. The last page is cached for the next
+    hole.
+    """
 
     def __init__(self, queue: ConsumeQueue, low: int, end: int) -> None:
         self._queue, self._low, self._end = queue, low, end
@@ -305,8 +315,9 @@ class _Entries:
         self._page: tuple[Array, Array, Array] | None = None
 
     def pages(self, first: int, end: int) -> Iterator[tuple[int, Array, Array, Array]]:
-        """Yield (queue offset of the first entry, physical offsets, sizes, whether each entry is
-        valid and points into the log) for the entries in ``[first, end)``. StoreIOError.
+        """Yield the entries in ``[first, end)`` in pages: queue offset of the first entry, physical
+        offsets, sizes, and whether each entry is valid and does not point before the log.
+        Raises: StoreIOError.
         """
         while first < end:
             if self._page is None or not 0 <= first - self._start < len(self._page[0]):
@@ -325,7 +336,9 @@ class _Entries:
 
 
 def _early(queue: ConsumeQueue, hole: Hole) -> int:
-    """Return how many positions too early the entry of the message before a hole is."""
+    """Return the number of positions by which the entry of the message before a hole is too early
+    in the queue; 0 if it is at the right position, or not found.
+    """
     own_offset = hole.first - 1
     if hole.low < 0 or _leads(queue, own_offset, hole.low):
         return 0
@@ -339,14 +352,13 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Return whether ``row`` points to a run's first message because all entries of the run are too
-    early.
+    """Return whether the entry at ``row``, which points to a run's first message, does so because
+    all entries of the run are too early in the queue.
 
-    If the run has only one message, its queue offset may be damaged instead. Then the entry of the
-    next message (``after``) decides; for the queue's last message, whether the entries ``before``
-    it are too early. Otherwise the message is treated as one after a gap, because a single entry
-    does not justify changing a message: its queue offset counts as damaged only if the log before
-    it has no space for so many messages.
+    If the run has only one message, the message's queue offset may be damaged instead. Then the
+    entry of the next run (``after``) decides. For the queue's last message the result is True if
+    earlier entries are too early (``before``), or if its queue offset is plausible: the log before
+    it has space for so many messages.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)
@@ -367,7 +379,7 @@ def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
 
 def holes_with(by_queue: Mapping[QueueKey, Sequence[Hole]], key: QueueKey,
                offset: int) -> Hole | None:
-    """Return the hole of a queue that contains a queue offset."""
+    """Return the hole of a queue that contains a queue offset; None if no hole does."""
     for hole in by_queue.get(key, ()):
         if hole.first <= offset < hole.end:
             return hole

@@ -18,20 +18,23 @@ from rmqctl.store.store import Store
 SECOND = 1000
 _BLOCK = 1 << 15
 _FAR = 1 << 20
-"""Distance in bytes between messages from which on their index entries are searched for separately.
+"""Minimum distance in bytes between two messages at which their index entries are searched for
+separately.
 """
 
 
 _FARTHEST = 16 << 20
-"""Bytes: four times the largest message that a broker accepts by default."""
+"""Minimum distance in bytes at which an entry counts as pointing too far: four times the largest
+message that a broker accepts by default.
+"""
 
 
 class IndexedKey(NamedTuple):
-    """A key in the index of a message: its hash and the second in which the message was stored
-    (ms).
+    """A key of a message in the index: its hash, and the start of the second in which the message
+    was stored (ms).
 
-    ``is_begin``: that second is the start of the index file; older messages have it, too.
-    ``exact``: ``time`` is the store time itself.
+    ``is_begin``: whether ``time`` is the begin time of the index file, which older messages have
+    too. ``exact``: whether ``time`` is the exact store time.
     """
 
     key_hash: int
@@ -40,14 +43,14 @@ class IndexedKey(NamedTuple):
     exact: bool = False
 
     def agrees(self, time: int) -> bool:
-        """Return whether a broker writes this entry for a message with this store time. A message
-        older than the index file's begin time has the begin time (index.md §6).
+        """Return whether a broker would write this entry for a message with this store time. For a
+        message older than the index file's begin time it writes the begin time (index.md §6).
         """
         return self.time <= time < self.time + SECOND or (self.is_begin and time < self.time)
 
 
 def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
-    """Return the keys in the index files for messages at these physical offsets."""
+    """Return, by physical offset, the keys in the index files for messages at these offsets."""
     wanted = np.array(sorted(places), np.int64)
     cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
     regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
@@ -60,11 +63,12 @@ def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[Indexe
 
 def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
                 end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """Return (keys by physical offset, number of offsets before ``end`` known only from the index).
+    """Return the keys by physical offset, and the number of offsets before ``end`` that only the
+    index contains.
 
-    Includes the keys for the ``wanted`` offsets, and for the first offsets that are not in
-    ``places`` (ascending). Offsets from ``end`` on that only the index knows may belong to another
-    log.
+    The keys are those for the ``wanted`` offsets, and for the first offsets before ``end`` that are
+    not in ``places`` (ascending). Offsets from ``end`` on that only the index contains are ignored:
+    they may belong to another log.
     """
     wanted_places = np.array(sorted(wanted), np.int64)
     seen: list[Array] = []
@@ -93,9 +97,10 @@ def _among(values: Array, ascending: Array) -> Array:
 
 def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
           ) -> Iterator[tuple[int, IndexedKey]]:
-    """Yield (physical offset, key) of the index entries that point into the regions, in file order.
+    """Yield the physical offset and the key of each index entry that points into the regions, in
+    file order.
 
-    ``chosen``: returns for physical offsets whether each is wanted (bool).
+    ``chosen``: returns, for each physical offset, whether its entries are wanted.
     """
     entries = AllIndexEntries(store)
     try:
@@ -130,8 +135,8 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 
 
 def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
-    """Return the key of an entry; the file header contains the store times of its first and last
-    message (index.md §6).
+    """Return the key of an entry. Exact store times are known only for the first and the last
+    message of the file, from its header (index.md §6).
     """
     if is_first:
         return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
@@ -141,13 +146,14 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """Return (offset in a consume queue entry, offset of its message) for the entry with the
-    highest offset, if one bit of that offset was flipped; None if nothing indicates that.
+    """Return the physical offset in the consume queue entry that points farthest, and the physical
+    offset of its message, if they differ by one flipped bit; None if nothing indicates a flipped
+    bit.
 
-    ``rows``, ``keyed``: physical offsets of lost messages (int64, ascending) that consume queue
-    entries and index entries point to. The log is intact up to ``end`` and has files up to
-    ``files_end``. The message must be the newest known one, no other entry may point to it, and its
-    own entry must point after the last file, or farther than any message reaches.
+    ``rows``, ``keyed``: physical offsets (int64, ascending) of lost messages to which consume queue
+    entries and index entries point. The log is intact up to ``end`` and has files up to
+    ``files_end``. The message must be the newest known message, no other consume queue entry may
+    point to it, and its entry must point after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

@@ -1,4 +1,4 @@
-"""Ranges of a log: consecutive intact frames without a gap, and stretches without intact frames."""
+"""Ranges of a log: adjacent intact frames, and stretches without intact frames."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDLESS = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Range:
-    """Physical bytes ``[start, end)`` of intact frames without a gap. ``first`` and ``last``:
-    physical offsets of the first and last message, -1 without messages.
+    """A range of adjacent intact frames, physical offsets ``[start, end)``. ``first`` and ``last``:
+    physical offsets of the first and the last message, -1 without messages.
     """
 
     start: int
@@ -29,13 +29,13 @@ class Range:
 
 
 class Ranges:
-    """Ranges in log order; adjacent ranges are merged."""
+    """The intact ranges of a log, in log order; adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self.items: list[Range] = []
 
     def add(self, offset: Array, size: Array) -> None:
-        """Add messages by physical offset, ascending."""
+        """Add messages with these physical offsets (ascending) and sizes."""
         if not len(offset):
             return
         end = offset + size
@@ -54,7 +54,7 @@ class Ranges:
         last.last = item.last if item.last >= 0 else last.last
 
     def settle(self) -> None:
-        """Sort and merge the ranges after all were added, in any order."""
+        """Sort and merge the ranges, which may have been added in any order."""
         items, self.items = sorted(self.items, key=lambda item: item.start), []
         for item in items:
             self.put(item)
@@ -82,18 +82,19 @@ class Ranges:
 
 @dataclass(slots=True)
 class EmptyRange:
-    """Physical bytes ``[start, end)``, between two records, in which the repaired log has nothing
-    intact.
+    """A stretch, physical offsets ``[start, end)``, in which the log under repair has no intact
+    frame, and the evidence for the records that a source has in this stretch.
 
-    ``rows`` and ``keys``: number of the source's records in this range that agree with the repaired
-    store's consume queues and index. A consume queue entry matches any record of the same offset
-    and size, even of another log; an index key, or surviving bytes of the log, match only one
-    record: records confirmed in that way range from ``agreed_first`` to the end ``agreed_end``.
-    ``timed_end``: end of the last record whose entry agrees and whose store time the checkpoint
-    covers. ``against``: (physical offset, end) of contradicted records. ``filled``: an earlier
-    repair wrote fillers here, so the entries are those of the fillers. ``doubtful``: (physical
-    offset, size) of the log's own complete records in this range that may be messages, or are in a
-    damaged message's body; ``alike``: how many of these the source contains with identical bytes.
+    ``rows`` and ``keys``: number of the source's records that agree with the repaired store's
+    consume queues and index. A consume queue entry matches any record of the same offset and size,
+    even of another log. An index key, or surviving bytes of the log, match only one record: the
+    records confirmed in this way are in ``[agreed_first, agreed_end)``. ``timed_end``: end of the
+    last record whose entry agrees and whose store time the checkpoint covers. ``against``: physical
+    offset and end of each contradicted record. ``filled``: whether an earlier repair wrote fillers
+    in this stretch, so that the entries are those of the fillers. ``doubtful``: physical offset and
+    size of the complete records of the log in this stretch that may be messages or part of a
+    damaged message's body; ``alike``: number of these records that the source has with the same
+    bytes.
     """
 
     start: int
@@ -114,7 +115,7 @@ class EmptyRange:
 
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[EmptyRange]:
-    """Return the stretches for the damaged regions of a log, including those before and after the
+    """Return the stretches for the damaged regions of a log, and the stretches before and after the
     log.
     """
     ranges = [EmptyRange(0, log_start)] if log_start > 0 else []

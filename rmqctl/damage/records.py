@@ -37,17 +37,18 @@ from rmqctl.scan.source import Source
 _HEAD = {name: layout.field(Message, name) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
 _LENGTH = 4
-"""Bytes of the body length field, the last field before the body."""
+"""Size in bytes of the body length field, which is the last field before the body."""
 _SECTOR = 512
 MAX_BODY = 8 << 20
-"""Records with larger bodies are not repaired: bounds the memory if a length is damaged."""
+"""Maximum size in bytes of a body that is repaired. It bounds the memory if a length is damaged."""
 
 
 class Records:
-    """Records of a log, with replacements. ``pieces``: replacements by part number, in the order
-    found; ``rejected``: physical offsets of rejected records.
+    """The records of a log, and replacements for some of them. ``pieces``: replacements by number
+    of the part, in the order in which they were added. ``rejected``: physical offsets of rejected
+    records.
 
-    ``reasons``: descriptions of changes to records, by physical offset, where a description exists.
+    ``reasons``: descriptions of some changes, by physical offset of the changed record.
     """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
@@ -61,8 +62,8 @@ class Records:
         self._opened = ExitStack()
 
     def _open(self, number: int) -> Source:
-        """Return a part as an open source. It is closed when another part is opened, or when this
-        object is deleted.
+        """Return the opened source of a part. The source is closed when another part is opened, or
+        this object is deleted.
         """
         if self._held is None or self._held[0] != number:
             self._opened.close()
@@ -70,15 +71,17 @@ class Records:
         return self._held[1]
 
     def opened(self, physical: int) -> tuple[LogPart, Source]:
-        """Return the part that contains a physical offset, and its opened source. StoreIOError."""
+        """Return the part that contains a physical offset, and its opened source.
+        Raises: StoreIOError.
+        """
         number = self._number(physical)
         assert number is not None
         return self.parts[number], self._open(number)
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
-        """Return (part number, record, raw bytes) of the record at a physical offset. StoreIOError.
-
-        ``size`` None: use the record's own size field.
+        """Return the part number, the decoded record (None if invalid) and the raw bytes at a
+        physical offset. ``size``: size of the record, None: as in its size field.
+        Raises: StoreIOError.
         """
         number = self._number(physical)
         if number is None:
@@ -100,12 +103,12 @@ class Records:
         return number if number >= 0 and physical < self.parts[number].end else None
 
     def is_replaced(self, physical: int) -> bool:
-        """Return whether the record at a physical offset has a replacement already."""
+        """Return whether the record at a physical offset already has a replacement."""
         return physical in self._places
 
     def replace(self, physical: int, content: bytes | None) -> bool:
-        """Replace the bytes at a physical offset; return False without content or outside of the
-        log.
+        """Replace the bytes at a physical offset. Do nothing and return False if ``content`` is
+        None or the offset is outside the log.
         """
         number = self._number(physical)
         if content is None or number is None:
@@ -127,12 +130,16 @@ class Records:
 
 
 def dispatched(properties: bytes) -> set[tuple[str, int]]:
-    """Return (queue name, queue offset) of a message's entries in further queues."""
+    """Return the name and the queue offset of each further queue to which a message was
+    dispatched.
+    """
     return set(props.further_rows(props.parse(properties.decode("utf-8", "surrogateescape"))))
 
 
 def batch_range_of(properties: bytes) -> tuple[int, int] | None:
-    """Return (first queue offset, number of messages) of an inner batch."""
+    """Return the first queue offset and the number of messages of an inner batch; None if a
+    property is missing or invalid.
+    """
     values = props.parse(properties.decode("utf-8", "surrogateescape"))
     try:
         return int(values[props.INNER_BASE]), int(values[props.INNER_NUM])
@@ -142,7 +149,9 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
 
 def whole_record(raw: bytes, start: int, sealed: bool,
                  decoded: Callable[[bytes], Record] = decode) -> Record | None:
-    """Return the record if all that can be checked without its consume queue is correct."""
+    """Return the record if everything that can be checked without its consume queue is right; else
+    None.
+    """
     try:
         record = decoded(raw)
     except FormatError:
@@ -154,22 +163,22 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record's physicalOffset is more likely foreign than damaged.
+    """Return whether a record is more likely from another place than its physicalOffset is damaged.
 
-    The field alone counts as damaged only if one bit differs. A stale record of an earlier use of
-    the file has an offset that is a multiple of the file size away, which may be one bit, too.
+    The field counts as damaged only if one bit of it differs. But the offset of a stale record from
+    an earlier use of the file is a multiple of the file size away, which may differ in one bit,
+    too.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)
 
 
 def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -> bool:
-    """Return whether a record of ``size`` bytes at ``start`` is in a page written to the wrong
-    offset.
+    """Return whether a record of ``size`` bytes at ``start`` is in a page that was written to the
+    wrong offset. If so, its physicalOffset ``stored`` is not damaged, even if only one bit differs.
 
-    Either the log has the same bytes at the offset ``stored`` in the record, or the record begins
-    at a sector, is a number of complete sectors away from that offset, and no record of this
-    position follows. Then the offset field is not damaged, even if only one bit differs.
+    This is the case if the log has the same bytes at ``stored``, or if both offsets are at the
+    start of a sector and no record with the right physicalOffset follows.
     """
     read = []
     for place, length in ((start, size + START_SIZE), (stored, size)):
@@ -187,8 +196,8 @@ def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -
 
 
 def shift_of(source: Source, position: int) -> int:
-    """Return by how many bytes the physicalOffset of the record at a position is off; 0 without a
-    record.
+    """Return the number of bytes by which the physicalOffset of the record at a position is too
+    high; 0 without a record.
     """
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE or not is_magic(magic_at(head)):
@@ -197,7 +206,7 @@ def shift_of(source: Source, position: int) -> int:
 
 
 def unless_crc_differs(raw: bytes) -> bytes | None:
-    """Return the record, or None if its appended CRC does not match."""
+    """Return the bytes of a record, or None if its appended CRC does not match."""
     return None if append_crc.verify(raw) is False else raw
 
 
@@ -208,7 +217,7 @@ def field_of(raw: bytes, name: str) -> int:
 
 
 def with_fields(raw: bytes, **values: int) -> bytes:
-    """Return the record with some header fields changed."""
+    """Return the bytes of a record with some header fields changed."""
     changed = bytearray(raw)
     for name, value in values.items():
         where = _HEAD[name]
@@ -218,7 +227,7 @@ def with_fields(raw: bytes, **values: int) -> bytes:
 
 
 def has_room_for_body(raw: bytes, host_bits: int) -> bool:
-    """Return whether the body length, read with hosts of these widths, fits into the record."""
+    """Return whether the body length fits into the record if its hosts have these widths."""
     head = variant(host_bits, magic_at(raw)).head_size
     length = int.from_bytes(raw[head - _LENGTH:head], "big", signed=True)
     return 0 <= length <= len(raw) - head
@@ -235,14 +244,14 @@ def body_crc_at() -> int:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the CRC that the header of a record with this body has."""
+    """Return the CRC of a body as in the header of a record."""
     return zlib.crc32(body) & CRC_MASK
 
 
 def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
-    """Return the record size calculated from its length fields. ``head``: the record's first bytes,
-    used in place of those in the source. None if invalid or more than ``most`` bytes, which are not
-    read.
+    """Return the size of a record calculated from its length fields; None if a length is invalid,
+    or the size is above ``most``. ``head``: bytes to use instead of the record's first bytes in the
+    source.
     """
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
@@ -273,8 +282,9 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """Yield (head, `extent`) of the unchanged header, whatever its extent, then of each header with
-    one bit of the host widths or lengths flipped whose extent is one of ``sizes``.
+    """Yield a header and the record size calculated with it (`extent`): first the unchanged header,
+    then each header with one flipped bit in the host widths or lengths for which the size is in
+    ``sizes``.
     """
     size = extent(source, start, head, magic, most)
     if size is not None:
@@ -287,7 +297,7 @@ def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
 
 
 def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
-    """Yield changed headers, except where a changed length alone makes the record exceed
+    """Yield headers with changed host widths or lengths, without those with a length above
     ``largest``.
     """
     for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
@@ -312,9 +322,10 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """Yield the record with each other length of its body, or of its properties, for which the
-    lengths add up to the record size and the body matches its CRC. ``is_known``: returns whether a
-    topic exists; nothing else proves that properties with a damaged length belong to this record.
+    """Yield the bytes of a record with other lengths of body or properties for which the lengths
+    match the record size and the body matches its CRC. ``is_known``: returns whether a topic
+    exists; only an existing topic proves that properties with a damaged length belong to this
+    record.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
     width, first = shape.topic_length.size, shape.head_size
@@ -339,8 +350,8 @@ def with_other_lengths(raw: bytes, magic: int,
 
 
 def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
-    """Yield the header with each topic length for which the properties end where the record
-    ends.
+    """Yield the header with each topic length for which the properties end at the end of the
+    record.
     """
     end = field_of(head, "total_size")
     first = topic_at + width
@@ -352,7 +363,7 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the header with each single bit of a length flipped, if the length is at most
+    """Yield the header with each bit of a length flipped for which the length is at most
     ``most``.
     """
     length = int.from_bytes(head[position:position + width], "big")

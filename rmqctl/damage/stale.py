@@ -1,7 +1,7 @@
-"""Stale records in the log for a repair plan: records that `rmqctl.scan.damage.stale` rejects.
+"""Search for stale records in a log, for a repair plan (see `rmqctl.scan.damage.stale`).
 
-Searches beside damage and near gaps in queue offsets. Where no entry is left, store times decide
-(`rmqctl.damage.by_time`).
+The records next to damage and near gaps in queue offsets are examined. If no entry points to a
+record, its store time decides (`rmqctl.damage.by_time`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 _OVERLAPS = 8
-"""Number of preceding damaged ranges whose ends are examined, since ranges may overlap."""
+"""Number of preceding damaged ranges whose ends are compared, because ranges may overlap."""
 
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
-    """Return physical offsets of stale records beside damage or at the borders of damaged files,
-    and of unclear records next to them. StoreIOError.
+    """Return the physical offsets of stale records next to damage or at the start or end of damaged
+    files, and the physical offsets of unclear records next to them.
+    Raises: StoreIOError.
     """
     def taken(record: Record) -> bool:
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
@@ -48,8 +49,8 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 
 def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
-    """Return (starts, ends) of the records beside damage that have a matching consume queue
-    entry.
+    """Return the start offsets and the end offsets of the records next to damage that have a
+    matching consume queue entry.
     """
     witness = next((part.witness for part in parts if part.witness is not None), None)
     begins: set[int] = set()
@@ -69,8 +70,9 @@ def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 def beside_at(source: Source, places: Iterable[int],
               damage: Sequence[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the stale records around the physical ``places`` of a file, between damaged ranges
-    (ascending). StoreIOError.
+    """Yield the stale records of a file near these physical offsets, at most up to the next damaged
+    ranges (``damage``, ascending).
+    Raises: StoreIOError.
     """
     starts, looked = [start for start, _ in damage], -1
     for place in places:
@@ -89,9 +91,9 @@ def beside_at(source: Source, places: Iterable[int],
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Return physical offsets of records amid undamaged bytes that consume queues and index
+    """Return the physical offsets of records amid undamaged bytes that consume queues and index
     contradict. Only records near gaps in queue offsets that no damage explains are examined.
-    StoreIOError.
+    Raises: StoreIOError.
     """
     contradicted: set[int] = set()
     odd: set[int] = set()
@@ -108,8 +110,8 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Return physical offsets of records for which store times are the only evidence.
-    StoreIOError.
+    """Return the physical offsets of records for which store times are the only evidence.
+    Raises: StoreIOError.
     """
     unclear: set[int] = set()
     for part, regions in _damaged(parts, survey):
@@ -122,7 +124,7 @@ def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:
-    """Yield each existing, damaged file with its damaged regions."""
+    """Yield each existing file with damage, and its damaged regions."""
     for number, regions in groupby(survey.regions, lambda region: region.file):
         part = parts[number]
         if part.witness is not None and (part.path is not None or part.pieces):
@@ -130,8 +132,8 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
-    """Yield the parts of a file before, between and after its damaged regions: (start, end, store
-    time of the last message before the preceding region).
+    """Yield the start and the end of each part of a file before, between and after its damaged
+    regions, and the store time of the last message before the preceding region (None if unknown).
     """
     start, before = part.base, None
     for region in regions:

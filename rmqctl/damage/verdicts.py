@@ -1,4 +1,4 @@
-"""Verdicts on positions of the log, with the evidence and what a repair does there."""
+"""Verdicts on ranges of the log, with the evidence and the action of a repair."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 
 class Verdict(Enum):
-    """Kinds of bytes at a position of the log."""
+    """Classification of bytes of the log."""
 
     INTACT = "intact"
     DAMAGED = "damaged"
     STALE = "stale"
-    """An intact record from an earlier use of the file: entries point to other messages there."""
+    """An intact record from an earlier use of the file: entries point to other messages at its
+    offset.
+    """
     CONTRADICTED = "contradicted"
-    """An intact record that its own entries or index keys contradict."""
+    """An intact record that its consume queue entry or its index keys contradict."""
     UNDECIDED = "undecided"
     """An intact record that may be a message, part of a message body, or stale."""
     MISSING = "missing"
@@ -24,7 +26,7 @@ class Verdict(Enum):
 
 
 class Remedy(Enum):
-    """Actions of a repair at a position of the log."""
+    """What a repair does with a range of the log."""
 
     NONE = "none"
     COPIED = "copied"
@@ -40,7 +42,7 @@ OF_ACTION: Mapping[str, Remedy] = {
     "copy": Remedy.COPIED, "put back": Remedy.MOVED_BACK, "correct": Remedy.CORRECTED,
     "mend record": Remedy.RECONSTRUCTED, "keep damaged": Remedy.KEPT, "fill": Remedy.FILLED,
     "zero": Remedy.DROPPED}
-"""The remedy for each action of a plan."""
+"""`Remedy` for each action of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Physical ``[start, end)`` of a log."""
+    """A range of a log, physical offsets ``[start, end)``, with a verdict."""
 
     start: int
     end: int
@@ -69,9 +71,7 @@ class LogRange:
 
 
 class Condemned:
-    """The intact records of a log that do not count as messages, with their verdicts, by physical
-    offset. Other intact records are not included.
-    """
+    """The verdicts on intact records that do not count as messages, by physical offset."""
 
     def __init__(self, verdicts: Mapping[int, Verdict] | None = None) -> None:
         self._verdicts = dict(verdicts or {})
@@ -85,19 +85,21 @@ class Condemned:
         return self._verdicts
 
     def of(self, *verdicts: Verdict) -> set[int]:
-        """Return the physical offsets with one of these verdicts."""
+        """Return the physical offsets of the records with one of these verdicts."""
         return {place for place, verdict in self._verdicts.items() if verdict in verdicts}
 
     def add(self, places: Iterable[int], verdict: Verdict = Verdict.DAMAGED) -> bool:
-        """Condemn records, except those already condemned; return whether any is new."""
+        """Add records that do not count as messages; return whether any of them is new. Existing
+        verdicts do not change.
+        """
         before = len(self._verdicts)
         for place in places:
             self._verdicts.setdefault(place, verdict)
         return len(self._verdicts) > before
 
     def acquit(self, places: Iterable[int]) -> None:
-        """Treat the records at these offsets as messages again, because another record is there
-        now.
+        """Remove the verdicts on records at these offsets, because the records have been
+        replaced.
         """
         for place in places:
             self._verdicts.pop(place, None)

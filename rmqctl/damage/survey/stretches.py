@@ -1,9 +1,9 @@
 """Cached results of a log survey, so that the next survey reads only what has changed.
 
-A log is surveyed again after each repair, when only a few bytes have changed. For each stretch of a
-file, the cache contains its results, the state of the scan at its start, and the end of the bytes
-that were read. If no byte of a stretch has changed and the scan reaches it in the same state, the
-results are the same.
+A log is surveyed again after each step of a repair, when only a few bytes have changed. For each
+stretch of a file, the cache contains the results, the state of the scan at the start of the
+stretch, and the end of the bytes that were read for it. If none of these bytes has changed and the
+scan reaches the stretch in the same state, the results are the same.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 MIN_LENGTH, STRETCHES = 1 << 20, 256
-"""Minimum length of a stretch in bytes; approximate number of stretches per log, in addition to one
-for each file.
+"""Minimum length of a stretch in bytes. Approximate number of stretches in a log, in addition to
+one for each file.
 """
 _MAX_ROWS = 2 << 20
-"""Total number of columns of runs (40 bytes each) that all stretches may keep."""
+"""Maximum number of columns of runs (40 bytes each) that all stretches together keep."""
 
 
 class SurveyState(NamedTuple):
-    """The state of a survey before its current position: store time of the last message; its start
-    and end; offsets and store times of the last two messages; whether any message had an appended
-    CRC.
+    """The state of a survey at its current position. ``time``, ``last``: store time, and start and
+    end, of the last message. ``times``: physical offsets and store times of the last two messages.
+    ``sealed``: whether any message had an appended CRC.
     """
 
     time: int | None = None
@@ -41,12 +41,12 @@ class SurveyState(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """Results for positions ``[start, end)`` of a file, frame by frame.
+    """The results of a survey for the frames of a stretch, positions ``[start, end)`` of a file.
 
-    ``before`` and ``behind``: state of the survey at the start and end. ``reach``: end of the bytes
-    that were read. ``found``: results without runs, which are in ``rows``. ``first``: store time of
-    the first message, None without messages. ``waiting``: number of regions at the end without a
-    later message.
+    ``before`` and ``behind``: state of the survey at the start and the end. ``reach``: end of the
+    bytes that were read. ``rows``: the runs; ``found``: all other results. ``first``: store time of
+    the first message, None without messages. ``waiting``: number of damaged regions after the last
+    message.
     """
 
     start: int
@@ -74,8 +74,8 @@ class Stretches:
 
     def begin(self, parts: Sequence[LogPart], rejected: Collection[int],
               confirmed: Mapping[int, int]) -> None:
-        """Begin another survey: the arguments decide which stretches of the last survey are still
-        valid.
+        """Begin another survey, and determine from the arguments which stretches of the last survey
+        are still valid.
         """
         places = self._rejected ^ {*rejected}
         changed = [(place, place + 1) for place in places] + [
@@ -96,8 +96,8 @@ class Stretches:
         self.length = max(MIN_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
     def cached(self, number: int, position: int, at: SurveyState) -> Stretch | None:
-        """Return the cached stretch of file ``number`` that begins at this position in this
-        state.
+        """Return the cached stretch of file ``number`` that begins at this position with the state
+        ``at``; None if it is not cached.
         """
         stretches = self._by_file.get(number, [])
         index = bisect_left(stretches, position, key=lambda stretch: stretch.start)
@@ -107,7 +107,9 @@ class Stretches:
         return None
 
     def border(self, number: int, position: int) -> int | None:
-        """Return the start of the next cached stretch after a position."""
+        """Return the start of the next cached stretch of file ``number`` after a position; None if
+        no further stretch is cached.
+        """
         stretches = self._by_file.get(number, [])
         index = bisect_right(stretches, position, key=lambda stretch: stretch.start)
         return stretches[index].start if index < len(stretches) else None
@@ -127,8 +129,8 @@ def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
 
 
 class Asked:
-    """A source that records in ``reach`` the end of the bytes that were read outside of the
-    scan.
+    """A source that records the end of the bytes that were read with `read` or `next_data`
+    (``reach``).
     """
 
     def __init__(self, source: Source) -> None:

@@ -1,7 +1,7 @@
 """Survey of a log: its damaged regions, the runs of queue offsets, and anomalies.
 
 A record is intact if a broker's recovery accepts it (commitlog.md §9): it is provably a record, and
-its body matches its CRC. If a store's messages have an appended CRC, that must match, too.
+its body matches its CRC. If a store's messages have an appended CRC, this CRC must match, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers
 
 MAX_LISTED, MAX_ODD = 1_000_000, 1000
-"""Largest number of positions that are kept for each kind of anomaly."""
+"""Maximum number of positions that are kept for one kind of anomaly: for frequent kinds, and for
+rare kinds.
+"""
 
 
 # -- how the queue offsets of a queue follow each other -------------------------------------------
@@ -25,7 +27,7 @@ MAX_LISTED, MAX_ODD = 1_000_000, 1000
 
 @dataclass(slots=True)
 class Run:
-    """Messages of one queue with consecutive queue offsets ``[first, end)``, in log order.
+    """A run: messages of one queue with consecutive queue offsets ``[first, end)``, in log order.
 
     ``low`` and ``high``: physical offsets of the first and the last message.
     """
@@ -37,9 +39,9 @@ class Run:
 
 
 def joined(rows: Array) -> Array:
-    """Return runs by column, int64 of shape (5, n): queue number, first queue offset, end, physical
-    offsets of the first and the last message. Queues ascend; the runs of a queue are in log order.
-    Runs of a queue that continue each other are merged.
+    """Merge adjacent runs of each queue. Runs are given and returned by column, int64 of shape (5,
+    n): queue number, first queue offset, end, physical offsets of the first and the last message.
+    The result is sorted by queue number; the runs of a queue are in log order.
     """
     if not rows.shape[1]:
         return rows
@@ -53,8 +55,8 @@ def joined(rows: Array) -> Array:
 
 
 class Runs:
-    """The queue offsets of every queue, in log order. ``numbers``: the queue numbers that `add`
-    receives; several surveys may share the mapping.
+    """The runs of every queue, in log order. ``numbers``: the number of each queue, as used in
+    `add`; several surveys may share this mapping.
     """
 
     def __init__(self, numbers: Mapping[QueueKey, int]) -> None:
@@ -63,8 +65,9 @@ class Runs:
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
-        """Positions where a queue's offsets do not continue (the first `MAX_ODD`): physical offsets
-        of the messages before and after, and whether offsets are missing there (else they repeat).
+        """Breaks between two runs of a queue (the first `MAX_ODD`): physical offsets of the
+        messages before and after the break, and whether queue offsets are missing between them
+        (otherwise offsets repeat).
         """
 
     @property
@@ -87,13 +90,15 @@ class Runs:
         return self._names[number]
 
     def has(self, key: QueueKey, offset: int, *, twice: bool = False) -> bool:
-        """Return whether a message has this queue offset; ``twice``: whether several messages have
-        it.
+        """Return whether a message has this queue offset, or, with ``twice``, whether several
+        messages have it.
         """
         return sum(run.first <= offset < run.end for run in self.of(key)) > twice
 
     def add(self, rows: Array) -> None:
-        """Add runs in the format of `joined`, of messages after all those added so far."""
+        """Add runs in the format of `joined`. Their messages must be after all messages added
+        before.
+        """
         more = len(self._numbers) - self._open.shape[1]
         if more > 0:
             room = np.full((4, max(64, more, self._open.shape[1])), -1, np.int64)
@@ -119,12 +124,14 @@ class Runs:
 
 @dataclass(slots=True)
 class Region:
-    """Physical bytes ``[start, end)`` of file number ``file`` that contain nothing intact.
+    """A damaged region: physical offsets ``[start, end)`` of file number ``file``, without intact
+    records.
 
     ``before`` and ``after``: store times of the adjacent intact messages, None without a message.
-    ``extents``: damaged records whose offset and size are certain. ``dirty``: whether any byte is
-    not zero. ``previous``: physical offset of the message that ends at the start of the region.
-    ``starts``: offsets where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
+    ``extents``: physical offset and size of damaged records, where these are certain. ``dirty``:
+    whether any byte is not zero. ``previous``: physical offset of the message that ends at the
+    start of the region. ``starts``: physical offsets where a record must have begun. ``doubtful``:
+    see `rmqctl.scan.frames.Span`.
     """
 
     file: int
@@ -140,8 +147,8 @@ class Region:
 
     @property
     def time(self) -> int:
-        """Return a store time for a record written here: at most that of the next message, never
-        0.
+        """Return a store time for a record that is written in this region: at most that of the next
+        message, and above 0.
         """
         times = [time for time in (self.before, self.after) if time is not None and time > 0]
         return min(times, default=1)
@@ -149,7 +156,9 @@ class Region:
 
 @dataclass(slots=True)
 class Survey:
-    """Results of one scan of a log. ``used``: the number of the last file with a message."""
+    """Results of one scan of a log. ``last_end``: end of the last message; ``used``: number of the
+    file that contains it. ``closed``: numbers of the files with an end-of-file record.
+    """
 
     regions: list[Region]
     runs: Runs
@@ -182,37 +191,35 @@ class Survey:
     property before it, so that no broker finds it (the first few). Batches cause this.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
-    """(physical offset, store time of the message before, of the message after) for messages whose
-    store time is not between these two, which are in order (the first few). At an end of the log
-    only one neighbour exists; the other time is -1 or 2^62.
+    """Messages whose store time is not between those of their neighbours, which are in order (the
+    first few): physical offset, store time of the previous message (-1 if it does not exist), store
+    time of the next message (2^62 if it does not exist).
     """
     newest_before_last: int = -1
     """The greatest store time of all messages except the last message of the log."""
     host: tuple[bytes, int] | None = None
     headers: Headers = field(default_factory=Headers)
-    """Intact records with fields that no broker can have written."""
+    """Intact records with header fields that no broker can have written."""
     flags: set[int] = field(default_factory=set)
-    """The system flags of intact messages, without values that no release writes."""
+    """All values of the system flags of intact messages, without values that no release writes."""
     unknown_bits: Counter[int] = field(default_factory=Counter)
-    """Number of intact messages by system flag bits that no known release writes (the first
-    patterns).
+    """Number of intact messages by the bits of their system flags that no known release writes (the
+    first patterns).
     """
     inner_batch_topics: set[str] = field(default_factory=set)
-    """Topics with inner batches according to the messages: no broker treats these as plain
-    queues.
-    """
+    """Topics that have inner batches according to their messages."""
     skipping: set[str] = field(default_factory=set)
-    """Light queues in which a broker assigned queue offsets without writing consume queue
+    """Light queues for which a broker assigned queue offsets without writing consume queue
     entries.
     """
 
     borders: list[Array] = field(default_factory=list)
-    """Intact records beside damage that should have a consume queue entry, by column, int64 of
+    """Intact records next to damage that should have a consume queue entry, by column, int64 of
     shape (4, n): queue number, queue offset, physical offset, size.
     """
 
     def add(self, behind: Survey) -> None:
-        """Add the results, without runs, for the part of the log after this one."""
+        """Add the results, except the runs, for the next part of the log."""
         self.regions += behind.regions
         self.borders += behind.borders
         if behind.messages:
@@ -236,7 +243,7 @@ class Survey:
         self.skipping |= behind.skipping
 
     def count_unknown_bits(self, seen: Mapping[int, int]) -> None:
-        """Add counts by bit pattern; ignore new patterns once `MAX_ODD` are known."""
+        """Add numbers of messages by bit pattern; ignore new patterns once `MAX_ODD` are known."""
         for bits, count in seen.items():
             if bits in self.unknown_bits or len(self.unknown_bits) < MAX_ODD:
                 self.unknown_bits[bits] += count
@@ -248,12 +255,14 @@ class Survey:
 
     @property
     def unclear(self) -> list[tuple[int, int]]:
-        """Return (physical offset, size) of intact records inside damage that may be messages."""
+        """Return the physical offset and size of each intact record inside damage that may be a
+        message.
+        """
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return physical offsets of messages with a wrong appended CRC; empty if the store has no
-        such CRCs.
+        """Return the physical offsets of messages with a wrong appended CRC; none unless most of
+        the store's messages have an appended CRC.
 
         Messages without an appended CRC are not included: the feature may have been off for a
         while, or another version wrote them, and a broker reads them (commitlog.md §5.4).

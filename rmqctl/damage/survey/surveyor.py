@@ -40,24 +40,26 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 Event = tuple[int, Callable[[], None]]
-"""A physical offset, and a function that records what the bytes there are."""
+"""A physical offset, and a function that processes the bytes at this offset."""
 _SLACK = 1000
-"""Milliseconds by which a store time may be out of order without being reported."""
+"""Maximum time in ms by which a store time may be out of order without being reported."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Milliseconds between the first or last store time and the next one above which it is reported."""
+"""Maximum time in ms between the first two or the last two messages; if it is longer, the first or
+the last message is reported.
+"""
 _FAR = 1 << 61
-"""Limit for store times (ms): a pause can be added without overflow, and no real time is near
-it.
+"""Limit to which store times (ms) are reduced, so that adding a pause does not overflow. It is far
+beyond any real time.
 """
 _PENDING = 1 << 17
-"""Number of columns of a stretch that are collected before they are joined."""
+"""Number of columns of runs that are collected before they are joined."""
 
 
 class Surveyor:
     """Scans the parts of a log, file by file.
 
-    ``batch_topics``: topics with batch queues. ``store``: its consume queues determine the queue
-    ids of light queues.
+    ``batch_topics``: topics with batch queues. ``store``: the store whose consume queues determine
+    the queue ids of light queues, if any.
     """
 
     def __init__(self, generation: int, batch_topics: Iterable[str],
@@ -80,13 +82,13 @@ class Surveyor:
 
     def run(self, parts: Sequence[LogPart], rejected: Collection[int] = (),
             confirmed: Mapping[int, int] | None = None) -> Survey:
-        """Return a survey of all parts; stretches that have not changed since the last scan are not
+        """Return a survey of all parts. Stretches that have not changed since the last scan are not
         read.
 
-        ``rejected``: physical offsets of records that count as damaged. ``confirmed`` (physical
-        offset -> size): records in damaged bytes which the scan cannot prove (without a body, and
-        with no intact record after them), but other evidence does. StoreIOError when a file cannot
-        be read.
+        ``rejected``: physical offsets of records that count as damaged. ``confirmed``: size, by
+        physical offset, of records in damaged bytes that other evidence proves. The scan cannot
+        prove them, as they have no body and no intact record follows.
+        Raises: StoreIOError if a file cannot be read.
         """
         self._rejected = np.array(sorted(rejected), np.int64)
         self._confirmed = dict(confirmed or {})
@@ -109,9 +111,7 @@ class Surveyor:
         return survey
 
     def _tell(self, position: int) -> None:
-        """Report progress up to this position of the file, except for positions already
-        reported.
-        """
+        """Report progress up to this position of the file, unless it was already reported."""
         if position > self._reported:
             self._progress(position - self._reported)
             self._reported = position
@@ -195,7 +195,7 @@ class Surveyor:
         self._pending: list[Array] = []
 
     def _end(self, number: int, source: Asked, end: int) -> None:
-        """End the stretch at this position, at which no damaged region continues."""
+        """End the stretch at this position, at which no damaged region may continue."""
         if end == self._start:
             return
         survey, first = self._result, self._first
@@ -207,7 +207,9 @@ class Surveyor:
         self._begin(source, end)
 
     def _take(self, number: int, stretch: Stretch) -> None:
-        """Reuse the results of a stretch; regions at its end still wait for their next message."""
+        """Add the cached results of a stretch. Regions at its end get the store time of the next
+        message later.
+        """
         survey = stretch.survey
         if stretch.first is not None:
             self._settle(stretch.first)
@@ -227,7 +229,7 @@ class Surveyor:
             [self._rows, *self._pending], axis=1)), []
 
     def _spans(self, number: int, source: Source, spans: Sequence[Span]) -> None:
-        """Record adjacent spans of damage and zeros, split at confirmed records inside them. Zeros
+        """Record adjacent spans of damage and zeros as regions, split at confirmed records. Zeros
         are included because the first bytes of a record may be zeroed.
         """
         start, end = spans[0].offset, spans[-1].end
@@ -273,7 +275,9 @@ class Surveyor:
 
     def _messages(self, number: int, batch: Batch,
                   between: Sequence[Event] = ()) -> None:
-        """Process messages. ``between``: events for other bytes, by physical offset, ascending."""
+        """Process the messages of a batch. ``between``: events for the bytes between them,
+        ascending by physical offset.
+        """
         if not len(batch):
             for _, tell in between:
                 tell()
@@ -324,8 +328,8 @@ class Surveyor:
 
     def _in_order(self, number: int, batch: Batch, bad: Array,
                   between: Sequence[Event]) -> None:
-        """Add records with a wrong body CRC as regions; take times only from messages between
-        damage.
+        """Process intact messages, damaged records (``bad``: their numbers in the batch) and other
+        events in log order; each damaged record becomes a region.
         """
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
@@ -351,8 +355,8 @@ class Surveyor:
                 first = row + 1
 
     def _borders(self, batch: Batch, rows: Array, bad: Array) -> None:
-        """Record the intact records beside the damage at ``rows``, and the first record of the
-        batch.
+        """Record the intact records next to the damage at ``rows``, and the first record of the
+        batch if it is intact.
         """
         near = np.unique(np.concatenate((np.zeros(1, np.int64), rows - 1, rows, rows + 1)))
         near = near[(near >= 0) & (near < len(batch))]
@@ -367,8 +371,8 @@ class Surveyor:
                 queue, some.column("queue_offset"), some.offset, some.column("total_size")]))
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
-        """Record intact messages by the store times of the first and the last; the last is at
-        ``place``.
+        """Record a series of intact messages: store times of the first and the last message,
+        physical offset and size of the last message.
         """
         self._settle(first)
         if self._first is None:
@@ -402,8 +406,8 @@ class Surveyor:
                 survey.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 
     def _times(self, offset: Array, when: Array) -> None:
-        """Find single store times out of order; the last two messages are compared with the next
-        batch.
+        """Find single messages with a store time out of order. The last two messages of a batch are
+        compared together with the next batch.
         """
         when = np.clip(when, -_FAR, _FAR)
         survey, last = self._result, self._passed.times
@@ -461,10 +465,10 @@ class Surveyor:
                  properties: text.PropertySegments) -> tuple[Array, Array, Array, Array] | None:
         """Return the entries of multi-dispatched messages in other queues (consumequeue.md §10).
 
-        Includes entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): their
-        queue offsets are assigned all the same, so they are not missing (apache/rocketmq#8693).
-        Where a broker may write no entries at all, it restarts the queue offsets at 0 repeatedly;
-        these prove nothing.
+        Entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`) are included:
+        the broker assigns their queue offsets nevertheless, so these are not missing
+        (apache/rocketmq#8693). If a broker may not write any such entries, it repeatedly restarts
+        the queue offsets at 0, so that they prove nothing; the result is then None.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None
@@ -489,11 +493,11 @@ class Surveyor:
 
 
 def _nothing() -> None:
-    """End a batch."""
+    """Do nothing: placeholder for the event at the end of a batch."""
 
 
 def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
-    """Return a damaged region for the part ``[start, end)`` of the spans."""
+    """Return the damaged region for the part ``[start, end)`` of adjacent spans."""
     return Region(
         number, start, end, doubtful=[
             frame for span in spans for frame in span.doubtful if start <= frame[0] < end],
