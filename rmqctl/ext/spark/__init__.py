@@ -1,6 +1,6 @@
-"""Read and process stores with Apache Spark. The only package that imports pyspark.
+"""Read and process stores with Apache Spark. Only this package imports pyspark.
 
-If the package is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` by itself,
+If rmqctl is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` automatically,
 unless the path of the Python interpreter contains a space. Otherwise call `register`, or import
 this package while a session is active.
 """

@@ -1,8 +1,9 @@
-"""Spark's Python daemon, with rmqctl's modules loaded before it forks its workers.
+"""Spark's Python daemon with rmqctl's modules, which are loaded before the daemon forks its
+workers.
 
-``spark.python.daemon.module`` is set only if the package is installed or workers use the driver's
-package (``local[N]``). Workers then start without importing anything, and the garbage collection
-that Spark runs after every task costs almost no time.
+``spark.python.daemon.module`` is set to this module only if rmqctl is installed on the workers or
+they use the driver's package (``local[N]``). Workers then start without importing anything, and the
+garbage collection that Spark runs after every task takes almost no time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Determine from a query's optimised plan which columns the query reads and which conditions rows
 must meet.
 
-Spark does not prune columns of a Python data source, and filters that Spark passes to the source
-remain in the relation when another part of the query scans the relation again. So this module reads
-columns and conditions from the plan and makes them part of the relation: a schema and load options.
+Spark does not prune columns of a Python data source. Filters that Spark passes to the source also
+apply to another scan of the same relation, which may have other conditions. So this module reads
+columns and conditions from the plan, and returns them as a schema and load options of the relation.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _SCAN = "DataSourceV2ScanRelation"
 _THROUGH = ("Filter",)
 _ENDS = ("Project", "Aggregate")
 _NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
-"""Leaf nodes of a plan that do not read a store."""
+"""Types of leaf nodes in a plan that do not read a store."""
 _SIGNS = {"EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
           "LessThan": "<", "LessThanOrEqual": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _IN_MS = "unix_millis(store_timestamp)"
 _LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
            "physical_offset": ("startPhy", "endPhy", 1, 1)}
-"""Column -> (option for the least value, option for the greatest, number added to the greatest,
-units of a literal per unit of the option: Spark's times are in µs).
+"""For each column: option for the least value, option for the greatest value, number to add to the
+greatest value, and number of units of a literal in one unit of the option (Spark's times are in
+µs).
 """
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 
 @dataclass(slots=True)
 class Scans:
-    """Needs of the scans of one table: the columns of all scans, and the conditions of
-    each scan.
+    """What the scans of one table need: the columns of all scans, and the conditions of each
+    scan.
     """
 
     columns: set[str] = field(default_factory=set)
@@ -46,8 +47,8 @@ class Scans:
     def options(self, table: str, given: Mapping[str, str]) -> dict[str, str]:
         """Return load options for the conditions that options express exactly.
 
-        Only for a table that is scanned once: a second scan may need rows that the first omits.
-        Options in ``given`` are not overridden.
+        There are none for a table that is scanned several times, because the scans may need
+        different rows. Options in ``given`` are not overridden.
         """
         if len(self.conditions) != 1:
             return {}
@@ -60,11 +61,11 @@ class Scans:
 
 
 class _UnknownLeafError(Exception):
-    """Raised for a leaf node of the plan whose needs are unknown."""
+    """Error: the plan contains a leaf node of unknown type."""
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
-    """Return the needs of the scans by table (the source's option ``table``); None if unknown.
+    """Return, for each table (the source's option ``table``), what its scans need; None if unknown.
 
     ``plan`` is an optimised logical plan (Java). A table that is missing in the result was
     optimised away.
@@ -81,8 +82,8 @@ def _visit(node: Any, above: set[int] | None, conditions: list[Any],
            scans: dict[str, Scans]) -> None:
     """Collect the scans below a node.
 
-    ``above``: ids of the columns that nodes above use, None for all; ``conditions`` are true for
-    all rows of the node's output that are used.
+    ``above``: ids of the columns that nodes above this node use, None for all columns.
+    ``conditions``: conditions that are true for every row of the node's output that is used.
     """
     name = node.getClass().getSimpleName()
     if name == _SCAN:
@@ -152,7 +153,7 @@ def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
 
 
 def _listed(condition: Any, kind: str) -> list[Any]:
-    """Return the values of an IN; None for an element that is not a literal."""
+    """Return the values in an IN condition; None for each element that is not a literal."""
     if kind == "InSet":
         return [_plain(value) for value in _items(condition.hset())]
     return [_literal(child) for child in _items(condition.list())]
@@ -171,7 +172,7 @@ def _literal(node: Any) -> Any:
 
 
 def _plain(value: Any) -> str | int | None:
-    """Return the text or integer of a Java literal; None for a null and any other type."""
+    """Return the value of a Java literal if it is a text or an integer; else None."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):
@@ -181,7 +182,9 @@ def _plain(value: Any) -> str | int | None:
 
 
 def _bounds(column: str, sign: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (option, value); a value is a set of texts or numbers, or a limit."""
+    """Yield the name and the value of each option for a condition; the value is a set of texts or
+    numbers, or a limit.
+    """
     if column in _EQUALS and sign == "=":
         yield _EQUALS[column], set(values)
     if column not in _LIMITS or len(values) != 1 or not isinstance(values[0], int):
@@ -201,8 +204,8 @@ def _text(wanted: Any, *, moment: bool) -> str:
 
 
 def _moment(millis: int) -> str:
-    """Return the time in ISO-8601 form, whose meaning, unlike a number's, does not depend on the
-    number of digits; "" if the time is out of range.
+    """Return a time in ISO-8601 form; "" if it is out of range. A number would not be suitable: its
+    unit depends on the number of digits.
     """
     try:
         return datetime.fromtimestamp(millis // 1000, UTC).replace(
@@ -212,7 +215,7 @@ def _moment(millis: int) -> str:
 
 
 def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
-    """Return whether the option's text is parsed as the condition that it was created for."""
+    """Return whether parsing the text of an option yields the value from which it was created."""
     try:
         read = ReadOptions.of({"table": table, "path": "/", name: text}).filters
     except UsageError:

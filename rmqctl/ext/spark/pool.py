@@ -1,7 +1,7 @@
 """A pool on Spark: executors run the tasks, and the driver receives the results in order.
 
-Small tasks share a Spark task (`packed`); a result is a pickled value, which the Java side passes
-on without decoding. The function and the tasks are sent once (broadcast). Spark repeats a failed
+Several small tasks run in one Spark task (`packed`). A result is a pickled value, which the Java
+side does not decode. The function and the tasks are sent once (broadcast). Spark repeats a failed
 task and uses one result per task. The job is an RDD job, not ``mapInArrow``, because the SQL engine
 would delay the first job by 2 to 3 s.
 """
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 Watch = Callable[[int, int], None]
-"""Progress callback: called with (number of tasks done, number of known tasks)."""
+"""Callback for progress; receives the number of completed tasks and the number of known tasks."""
 STORE = 1 << 20
-"""Assumed bytes of a task of unknown size: those of a small store."""
+"""Assumed size in bytes of a task whose size is unknown, such as a small store."""
 POLL = 0.1
-"""Seconds between two checks of the progress."""
+"""Time between two checks of the progress in seconds."""
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
-"""The last line of a Python traceback."""
+"""Pattern of the last line of a Python traceback."""
 _SIGNS = (
     ("crashed", "Python workers were killed repeatedly (out of memory?)"),
     ("ExecutorLostFailure", "executors were lost repeatedly (out of memory?)"),
@@ -51,8 +51,8 @@ _SIGNS = (
 class SparkPool:
     """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
-    ``jobs``: number of tasks that the cluster runs at a time. ``watch`` is called with the tasks
-    done. ``kernels``: kernels used by tasks so far (`rmqctl.kernel.name`).
+    ``jobs``: number of tasks that the cluster runs at a time. ``watch``: receives the progress.
+    ``kernels``: names of the kernels that tasks have used (`rmqctl.kernel.name`).
     """
 
     def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:
@@ -61,7 +61,9 @@ class SparkPool:
         self.kernels: set[str] = set()
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """Run the tasks (see `Pool.run`); an interrupt cancels the Spark job."""
+        """Run the tasks and yield their results (see `Pool.run`). An interrupt cancels the Spark
+        job.
+        """
         all_tasks = list(tasks)
         if not all_tasks:
             return
@@ -92,8 +94,8 @@ class SparkPool:
 
     def _collected(self, context: SparkContext, worker: _SparkWorker, packs: list[range]) -> list[
             bytes]:
-        """Run the job in another thread, so that this thread can show progress and be
-        interrupted.
+        """Run the job in another thread, so that this thread can show progress and be interrupted;
+        return the pickled results.
         """
         # A job group can be cancelled from another thread.
         count = packs[-1].stop
@@ -135,18 +137,18 @@ class SparkPool:
 
 
 class _Failed:
-    """An error in a task, which the driver raises."""
+    """Result of a task that failed with an error, which the driver raises."""
 
     def __init__(self, error: RmqctlError) -> None:
         self.error = error
 
 
 class _SparkWorker:
-    """The function that runs on an executor: receives task numbers and yields pickled (kernel,
-    result).
+    """The function that runs on an executor. It receives numbers of tasks, and yields, for each
+    task, the name of the kernel and the result, pickled.
 
-    If the driver's working folder exists on the executor, the function runs there, so relative
-    paths have the same meaning. ``roots``: URLs to mount.
+    If the driver's working folder exists on the executor, the tasks run in this folder, so that
+    relative paths have the same meaning. ``roots``: URLs that tasks may need.
     """
 
     def __init__(self, sent: Any, folder: str, secrets: dict[str, str],
@@ -171,9 +173,7 @@ class _SparkWorker:
                 yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
 
     def _mount(self, *named_in: bytes) -> None:
-        """Mount only the URLs that the function or the task names, because others may be
-        unreachable.
-        """
+        """Mount the URLs that the function or the task contains; other URLs may be unreachable."""
         for root in self._roots:
             if any(root.encode() in named for named in named_in) and not vfs.is_mounted(root):
                 from rmqctl.files.remote.tree import mounted
@@ -190,7 +190,9 @@ class Weighed(Protocol):
 
 
 def weight(task: Any) -> int:
-    """Return the approximate bytes that a task reads, including the cost of opening a file."""
+    """Return the approximate number of bytes that a task reads, plus a number for opening a
+    file.
+    """
     if isinstance(task, FileRange | VerifyRange):
         return max(task.end - task.start, 0) + OPENING
     if isinstance(task, Weighed):
@@ -199,10 +201,11 @@ def weight(task: Any) -> int:
 
 
 def packed(weights: Sequence[int], jobs: int) -> list[range]:
-    """Divide the tasks into consecutive runs; each run becomes one Spark task.
+    """Divide the tasks into ranges of consecutive tasks; each range becomes one Spark task.
 
-    If tasks are small, four runs are made for each job, because starting a Spark task takes as long
-    as reading megabytes. A run ends at `MIN_SIZE` bytes.
+    A range ends when it has `MIN_SIZE` bytes, or less if that gives fewer than four ranges for each
+    of ``jobs``. Larger ranges save time, because starting a Spark task takes as long as reading
+    megabytes.
     """
     enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0
@@ -243,9 +246,10 @@ def new_group() -> str:
 
 
 def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
-    """Return (tasks done, total tasks) of the stages that have begun, for the jobs of a group.
+    """Return the number of completed tasks and the number of all tasks in the stages that have
+    begun, for the jobs of a group.
 
-    A stage that Spark skips, because an earlier job has done it, never begins.
+    A stage that Spark skips, because an earlier job has done the work, never begins.
     """
     status, done, count = context.statusTracker(), 0, 0
     for job in status.getJobIdsForGroup(group):
@@ -260,9 +264,9 @@ def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
 
 @contextmanager
 def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
-    """Report to ``watch`` the tasks of all Spark jobs of this thread.
+    """Report the progress of all Spark jobs of this thread to ``watch``.
 
-    Cancels running jobs if the block ends with an exception.
+    Running jobs are cancelled if the block ends with an exception.
     """
     context, group, over = spark.sparkContext, new_group(), threading.Event()
 

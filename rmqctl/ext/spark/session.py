@@ -1,8 +1,8 @@
 """Start a Spark session without output on the terminal: on this machine, or on an existing cluster.
 
 Spark's log is written to a file; after a failure an error message names the file, otherwise the
-file is removed. Workers get the package (``rmqctl``) and its kernel from the driver; its
-dependencies (numpy, pyarrow, isal, construct) must be installed for their Python.
+file is removed. Workers get the package (``rmqctl``) and its kernel from the driver. The Python of
+the workers must have the dependencies of rmqctl (numpy, pyarrow, isal, construct).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 _COMPANION = "pyspark_rocketmq"
 _SOURCES = (".py", ".pyx", ".pxi", ".toml")
 _MAX_TRIES = 4
-"""Number of times a task is tried, on one machine or on a cluster."""
+"""Maximum number of times that a task is tried, on one machine or on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
 _MASTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
 NO_JAVA = ("Spark needs Java 17 or newer, but no Java was found: install a JRE (on Debian: apt "
@@ -72,10 +72,11 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             log: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session, which is stopped at the end.
 
-    ``conf``: settings of Spark, which take precedence. ``log``: file for Spark's messages; by
-    default a file that is removed unless something fails.
+    ``conf``: settings of Spark, which override the default settings. ``log``: file for Spark's
+    messages; by default a temporary file that is removed unless something fails.
     Raises: UnsupportedError without Java, JobError if the session does not start (both messages
-    name the remedy); MissingExtraError; RefusedError, StoreIOError for the log.
+    contain the remedy), MissingExtraError without pyspark or pyarrow, RefusedError or StoreIOError
+    for the log.
     """
     require("pyspark", "pyarrow")
     require_jobs()
@@ -112,7 +113,9 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
 @contextlib.contextmanager
 def _logging_to(file: str) -> Iterator[None]:
-    """Write the Python log of py4j and pyspark (a traceback at Ctrl-C) to the log file, too."""
+    """Write Python's log messages to the log file, too: py4j and pyspark log a traceback at
+    Ctrl-C.
+    """
     handler = logging.FileHandler(file, delay=True)
     logging.getLogger().addHandler(handler)
     try:
@@ -123,16 +126,16 @@ def _logging_to(file: str) -> Iterator[None]:
 
 
 def log_of(spark: Any) -> str | None:
-    """Return the file for Spark's own messages."""
+    """Return the path of the log file of a session; None if another program started the session."""
     log: str | None = getattr(spark, "rmqctl_log", None)
     return log
 
 
 def package_zip(folder: str) -> str:
-    """Return an archive of this package for workers on which it is not installed.
+    """Create an archive of this package for workers on which it is not installed; return its path.
 
-    It contains the source of the kernel, which proves that a compiled kernel belongs to this
-    package.
+    The archive contains the source of the kernel, by which a worker recognizes that a compiled
+    kernel belongs to this package.
     """
     target = os.path.join(folder, "rmqctl.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -151,7 +154,7 @@ def _log_file() -> str:
 
 def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, str]) -> dict[
         str, str]:
-    """Return Spark's settings. The reasons are in docs/explanation/pipeline.md."""
+    """Return Spark's settings. docs/explanation/pipeline.md explains them."""
     log_settings = os.path.join(folder, "log4j2.properties")
     Path(log_settings).write_text(_LOG_SETTINGS.format(log=log), encoding="utf-8")
     java = f"-Dlog4j2.configurationFile=file:{log_settings}"
@@ -245,7 +248,7 @@ def _stop(context: Any) -> None:
 
 
 def _end_gateway(gateway: Any) -> None:
-    """End the Java process and forget it, so that a later session can start again."""
+    """End the Java process, and reset pyspark so that a later session can start a new process."""
     from pyspark import SparkContext
 
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Run SQL queries over the tables of stores: views ``messages``, ``frames``, ``consumequeue``,
+"""Run SQL queries over the tables of stores: the views ``messages``, ``frames``, ``consumequeue``,
 ``index`` and, for stores with a tier, ``tiered_messages``.
 
 Only the views that a query names are created, and only the columns and rows that the query's
@@ -40,7 +40,9 @@ Convert = Callable[[Any], Any]
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
           schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
           schema.TIERED_MESSAGES: "physical_offset"}
-"""Column read for a query that needs rows, but none of their columns."""
+"""For each table, the column that is read for a query that needs rows, but none of their
+columns.
+"""
 _SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
             "ShowColumns", "ShowFunctions", "ExplainCommand")
 _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
@@ -48,7 +50,7 @@ _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
              "org.apache.spark.sql.catalyst.plans.logical.CompoundPlanStatement")
 _OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
-"""Prefixes of the SQL states of errors in data (a division by zero, raise_error)."""
+"""Prefixes of the SQL states of errors in data (such as a division by zero, or raise_error)."""
 _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
               "unix_millis(store_timestamp) with milliseconds")
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
@@ -83,8 +85,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
 
 
 def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
-    """Return the number of damaged ranges in the logs of each store, whose messages a query does
-    not see. Reads the logs once, without bodies.
+    """Return the number of damaged ranges in the log of each store. A query does not include the
+    messages in these ranges. The logs are read once, without bodies.
     """
     register(spark)
     with spark_errors(spark):
@@ -125,7 +127,7 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
 
 
 def _check(spark: Any, text: str) -> bool:
-    """Return whether a text is a statement that only shows something.
+    """Return whether a text is a SHOW, DESCRIBE or EXPLAIN statement, not a query.
     Raises: UsageError if it changes data.
     """
     from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
@@ -152,10 +154,10 @@ def _check(spark: Any, text: str) -> bool:
 
 
 def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the rows as mappings for JSON, as soon as each row is available.
+    """Yield each row as a mapping for JSON as soon as it is available.
 
-    Binary becomes base64, timestamps and dates become ISO-8601, a second column ``name`` becomes
-    ``name_2``.
+    Binary values become base64, timestamps and dates become ISO-8601. If two columns are called
+    ``name``, the second becomes ``name_2``.
     """
     names = distinct(frame.columns)
     changes = [converter(field.dataType) for field in frame.schema.fields]
@@ -166,14 +168,14 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def columns(frame: DataFrame) -> list[str]:
-    """Return the columns of `rows`."""
+    """Return the names of the columns that `rows` yields."""
     return distinct(frame.columns)
 
 
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
-    """Write the rows as a folder of files; after a failure no folder exists.
+    """Write the rows to files in a new folder; after a failure the folder does not exist.
 
-    In CSV, maps, lists and structures are JSON and binary is base64, as in JSON.
+    In CSV, maps, lists and structures are written as JSON, and binary values as base64.
     Raises: RefusedError if ``out`` exists; StoreIOError.
     """
     with ExportStaging(out) as staging, spark_errors(frame.sparkSession):
@@ -186,7 +188,9 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
 
 
 def flat(frame: DataFrame) -> DataFrame:
-    """Return the columns in a form for CSV: structures as JSON, binary as base64."""
+    """Return a DataFrame with columns that CSV can represent: structures become JSON, binary values
+    become base64.
+    """
     from pyspark.sql import functions, types
 
     selected = []
@@ -201,7 +205,7 @@ def flat(frame: DataFrame) -> DataFrame:
 
 
 def _settle(folder: str) -> None:
-    """Flush all files to disk; delete Hadoop's own files beside them."""
+    """Flush all files to disk, and delete the additional files that Hadoop creates."""
     for where, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = os.path.join(where, name)
@@ -219,8 +223,8 @@ def _settle(folder: str) -> None:
 
 
 def converter(kind: DataType) -> Convert | None:
-    """Return the function that converts values of a type for JSON; None if they need no
-    conversion.
+    """Return the function that converts values of a type for JSON; None if JSON can represent them
+    as they are.
     """
     from pyspark.sql import types
 
@@ -266,7 +270,9 @@ def _iso(value: date) -> str:
 
 @contextmanager
 def spark_errors(spark: SparkSession) -> Iterator[None]:
-    """Convert Spark's errors: UsageError for the query, else the job's error."""
+    """Convert Spark's exceptions: to UsageError for an error in the query, else to the error of the
+    job.
+    """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -311,7 +317,9 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
 
 def _causes(error: Any) -> Iterator[tuple[str, str]]:
-    """Yield (SQL state or "", message) of a Java exception and its causes."""
+    """Yield the SQL state ("" if it has none) and the message of a Java exception and of each
+    cause.
+    """
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 
@@ -324,7 +332,9 @@ def _causes(error: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(text: str) -> str:
-    """Return Spark's message on one line, with the position but without the plan and the query."""
+    """Return Spark's message on one line, with the position of the error but without plan and
+    query.
+    """
     sentences: list[str] = []
     for line in text.strip().splitlines():
         words = line.strip()

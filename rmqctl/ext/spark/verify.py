@@ -1,7 +1,7 @@
 """Verify many stores on a pool of workers: a small store in one task, a large store in ranges.
 
-Findings and texts are the same as from `rmqctl.checks.verify.verify`: the results of ranges are
-merged in log order, and the seams between them are checked.
+Findings and texts are the same as those of `rmqctl.checks.verify.verify`: the results of ranges are
+merged in log order, and the borders between the ranges are checked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
 MAX_TASK = 256 << 20
-"""Maximum bytes of log of a store that is verified in one task, if several stores are verified."""
+"""Maximum size in bytes of the log of a store that is verified in one task, if there are several
+stores.
+"""
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> int:
-    """Return the bytes of a store's log. Raises: NotAStoreError, StoreIOError."""
+    """Return the size of a store's log in bytes. Raises: NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
         return sum(file.size for file in store.log.files)
 
 
 def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
-    """Return the total bytes of log of all stores. If several stores are given, a store that cannot
-    be opened counts as 0 bytes and fails later.
+    """Return the total size of the logs of all stores in bytes. If several stores are given, a
+    store that cannot be opened counts as 0 bytes; the error is reported later.
     """
     total = 0
     for root in roots:
@@ -45,7 +47,7 @@ def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
 
 def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
         dict[str, Any]]:
-    """Return what would be read: a row per store with its files, bytes and ranges.
+    """Return what would be read: for each store, the number of files, of bytes and of ranges.
     Raises: NotAStoreError.
     """
     rows = []
@@ -65,12 +67,12 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
 
 def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,
                   dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[JudgedStore]:
-    """Yield the verdicts in the order of the stores, each with at most ``most`` findings listed.
+    """Yield the verdicts in the order of the stores, each with at most ``most`` findings.
 
-    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` are the file
-    sizes in the brokers' configuration, if the user passed them. ``options.ranges`` divides every
-    store into that many ranges. A store that cannot be verified does not stop the verification of
-    the others.
+    ``dirs``: folders of multi-path logs (relative to each root). ``sizes``: file sizes in the
+    brokers' configuration, if the user passed them. ``options.ranges``: number of ranges into which
+    every store is divided. If a store cannot be verified, the other stores are verified
+    nevertheless.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= MAX_TASK]
@@ -89,7 +91,7 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
 
 def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], sizes: Sizes | None,
             pool: Pool | None, root: str) -> JudgedStore:
-    """Verify a store: in ranges on the pool, or in this thread without a pool."""
+    """Verify a store in ranges on the pool; without a pool, in this thread."""
     try:
         with Store.open(root, dirs, sizes) as store:
             run = Verification(store, replace(options, jobs=1), pool=pool)

@@ -1,4 +1,4 @@
-"""Check which features the installed PySpark version has before a job needs them."""
+"""Features of the installed PySpark version, to be checked before a job needs them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from rmqctl.errors import UnsupportedError
 
 JOBS = (3, 5)
-"""First version of PySpark that runs the jobs (`pipeline stats`, `export`, `verify`, `rebuild`)."""
+"""First version of PySpark that can run the jobs `pipeline stats`, `export`, `verify` and
+`rebuild`.
+"""
 SOURCE = (4, 0)
 """First version with Python data sources: the data source `rocketmq` and `pipeline sql`."""
 LIMITS = (4, 2)
@@ -18,7 +20,7 @@ TESTED = "4.0 to 4.3"
 
 
 def installed() -> tuple[int, int]:
-    """Return the major and minor version of the imported PySpark; (0, 0) if it has none."""
+    """Return the major and the minor version of PySpark; (0, 0) if they cannot be parsed."""
     import pyspark
 
     match = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
@@ -31,14 +33,14 @@ def has_source() -> bool:
 
 
 def require_jobs() -> None:
-    """Raise UnsupportedError if jobs cannot run."""
+    """Raise UnsupportedError if PySpark is too old for jobs."""
     if installed() < JOBS:
         raise UnsupportedError(f"PySpark {_text(installed())} is too old: jobs need "
                                f"{_text(JOBS)} or newer; the local engine needs no PySpark")
 
 
 def require_source() -> None:
-    """Raise UnsupportedError without Python data sources."""
+    """Raise UnsupportedError if PySpark has no Python data sources."""
     if not has_source():
         raise UnsupportedError(f"PySpark {_text(installed())} has no Python data sources: the data "
                                f"source rocketmq and pipeline sql need PySpark {TESTED}; `rmqctl "

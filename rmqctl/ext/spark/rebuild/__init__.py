@@ -1,3 +1,3 @@
-"""Rebuild consume queues and index of stores on any pool of workers, and publish them like other
-repairs.
+"""Rebuild consume queues and index of a store on a pool of workers; the result is published like
+that of other repairs.
 """

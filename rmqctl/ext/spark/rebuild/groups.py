@@ -1,8 +1,8 @@
 """Groups of queues, and the columns of a group's segment in a spool.
 
-A group contains complete queues, chosen by a hash of topic and queue id, so that each group can be
-written separately. A message that was dispatched to several queues is passed to the groups of all
-these queues; each group receives only the rows of its own queues.
+A group contains complete queues, selected by a hash of topic and queue id, so that each group can
+be written separately. A message that was dispatched to several queues is passed to the groups of
+all these queues. Each group receives only the entries of its own queues.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ _LMQ = props.LMQ_PREFIX.encode()
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A division of the queues into ``count`` groups; with ``topic`` (and ``queue``), only of the
-    named queues.
+    """A division of the queues into ``count`` groups. ``topic``, ``queue``: the only queues to
+    include, if not None.
     """
 
     count: int
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """True if all further queues with an LMQ's name have the queue id 0."""
+    """Whether all further queues with the name of an LMQ have the queue id 0."""
 
     @property
     def index(self) -> int:
-        """Return the group number of the index, which differs from those of all groups of
-        queues.
-        """
+        """Return the group number for the index; no group of queues has it."""
         return self.count
 
     @property
@@ -53,8 +51,8 @@ class Grouping:
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:
-        """Return the group of a queue. Rows of a queue whose folder cannot be created are kept, so
-        that they are counted.
+        """Return the group number of a queue. A queue whose folder cannot be created is in a group,
+        too, so that its entries are counted.
         """
         if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
             return self.left_out
@@ -62,7 +60,9 @@ class Grouping:
 
 
 class Splitter:
-    """Divides the batches of a deriver by group; topics have the same numbers in all batches."""
+    """Divides batches of derived entries by group. A topic must have the same number in all
+    batches.
+    """
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
@@ -71,7 +71,7 @@ class Splitter:
         self._further_groups = QueueTable(self._names, grouping.of)
 
     def split(self, some: list[Derived]) -> Iterator[tuple[int, Columns]]:
-        """Yield (group, columns) for the rows of batches."""
+        """Yield the number and the columns of each group with entries in these batches."""
         topics = some[-1].topics
         for raw in topics[len(self._topics):]:
             self._topics.number(raw)
@@ -95,8 +95,8 @@ class Splitter:
                                        further_rows)
 
     def _further(self, derived: Derived) -> tuple[FurtherRows, Array] | None:
-        """Return the rows in further queues that a dispatcher would use, and the group of
-        each row.
+        """Return the entries in further queues that a dispatcher would write, and the group of each
+        entry.
         """
         rows = derived.further
         if rows is None:
@@ -145,8 +145,8 @@ def _joined(some: list[Derived]) -> Derived:
 
 def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
-    """Return the columns of the messages ``which`` (ascending) and of their rows ``further_rows``
-    in further queues.
+    """Return the columns of some messages (``which``: their numbers, ascending) and of their
+    entries in further queues (``further_rows``: numbers of the entries).
     """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (
@@ -165,7 +165,7 @@ def _columns(derived: Derived, which: Array, further: FurtherRows | None,
 
 
 def rows_of(columns: list[Array | None]) -> Derived:
-    """Return a segment as input for the dispatcher of the group's queues."""
+    """Convert a segment to the input of a dispatcher."""
     data, lengths = columns[:2]
     topic, queue_id, queue_offset, physical, size, when, tags = map(there, columns[2:9])
     first, count, names, name_lengths, message, name, offset = columns[9:]
@@ -185,8 +185,8 @@ def there(column: Array | None) -> Array:
 
 
 def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
-    """Return the (position, store time) of each message and the (message, hash) of each key, in
-    index order; None without keys.
+    """Return four columns: physical offset and store time of each message; number of the message
+    and hash of each key, in index order. None without keys.
     """
     starts = np.cumsum([0, *(len(piece) for piece in some)])
     keys = [(piece.key_row + start, piece.key_hash)
@@ -200,7 +200,7 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
 
 
 def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
-    """Return only the texts that are used, and the numbers renumbered for them."""
+    """Return the texts that ``number`` uses, and the numbers changed to refer to these texts."""
     count = np.bincount(number, minlength=len(texts))
     used = np.flatnonzero(count)
     new: Array = np.zeros(len(texts), np.int64)

@@ -1,7 +1,8 @@
 """Write the index in several tasks, each of which writes complete index files.
 
-An index file contains a fixed number of entries, so the number of entries determines where each
-file starts. A file depends only on the end of the previous file.
+Each index file contains the same number of entries, so the entry with which a file starts is known
+in advance. The content of a file depends only on its entries and the last entry of the previous
+file.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from rmqctl.scan.frames import Array
 
 MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
-"""Name of a placeholder file that only contains the end of the previous file; it is deleted at the
-end.
+"""Name of a placeholder for the previous index file, which contains only the end of that file and
+is deleted later.
 """
 
 Segment = tuple[Array, Array, Array, Array]
-"""A part of the log: (position, store time) of each message and (message, hash) of each key, in
-index order.
+"""A part of the log in four columns: physical offset and store time of each message; number of the
+message and hash of each key, in index order.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """The task to write index files with entries ``[start, stop)`` of the log (None: to the end).
-    The log's first entry follows the entries of expired messages.
+    """The task to write index files with the entries ``[start, stop)`` of the log (``stop`` None:
+    to the end). ``expired``: entries of expired messages, which come before the first entry of the
+    log.
     """
 
     expired: Expired
@@ -51,7 +53,7 @@ def shape_of(settings: Settings) -> IndexShape:
 
 
 def index_tasks(expired: Expired, shape: IndexShape, entries: int, most: int) -> list[IndexTask]:
-    """Return at most ``most`` tasks for ``entries`` entries of the log."""
+    """Divide ``entries`` entries of the log into at most ``most`` tasks."""
     capacity = shape.capacity
     cuts: list[int] = []
     if capacity > 0:
@@ -67,8 +69,8 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
                 segments: Iterable[Segment], key_row: int, scratch: Scratch) -> int:
     """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
-    ``segments`` of the log are in order, from the segment whose first entry is number ``key_row``
-    (see `begin`).
+    ``segments``: the segments of the log in order. ``key_row``: number of the first segment's first
+    entry (see `begin`).
     Raises: StoreIOError.
     """
     shape = shape_of(settings)
@@ -98,11 +100,10 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
 
 def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
-    """Yield (position and store time of the entry before the task's first entry, the task's
-    segments).
+    """Yield the task's segments, each with the physical offset and the store time of the entry
+    before the task's first entry.
 
-    Messages without keys are assigned to the entry before them; at the beginning, to the first
-    entry.
+    Messages without keys belong to the same task as the entry before them, or else the first entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:
@@ -127,8 +128,8 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return (number of leading spools that a task does not need, number of the first entry after
-    these spools). ``keys``: number of keys of each spool.
+    """Return the number of spools at the beginning that a task does not need, and the number of the
+    first entry after these spools. ``keys``: number of keys in each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):
@@ -139,8 +140,8 @@ def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
 
 
 def _lay_before(scratch: Scratch, shape: IndexShape, before: tuple[int, int]) -> None:
-    """Create a full placeholder file before the first file; only the end of the placeholder is
-    known.
+    """Create a placeholder for the previous index file: a full file of which only the header is
+    written. ``before``: physical offset and store time of its last entry.
     """
     physical, store_timestamp = before
     header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,

@@ -1,11 +1,11 @@
-"""Rebuild consume queues and index from the log on a pool of workers; the files in the scratch
-folder are identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
+"""Rebuild consume queues and index from the log on a pool of workers. The resulting files are
+identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
 
-First, a task for each range of the log spools the derived rows by group of queues. Then tasks write
-the queues of a group, or some index files, from the spools in log order. The driver only checks the
-seams between ranges, adds up counts, and moves folders. All workers must see stores and scratch
-folder under the same paths; until the end, spools use about 60 bytes per message on the scratch
-folder's disk.
+First, a task for each range of the log writes the derived entries to a spool, by group of queues.
+Then tasks write the queues of a group, or some index files, from the spools in log order. The
+driver only checks the borders between ranges, sums the results, and moves folders. All workers must
+see stores and scratch folder under the same paths. During the rebuild, spools need about 60 bytes
+per message on the disk of the scratch folder.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from rmqctl.store.log.ranges import Pool, in_order, split
 from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
-"""Folder in the scratch folder for spools and the output of tasks."""
+"""Name of the folder in the scratch folder for spools and the output of tasks."""
 _STEP = 8 << 20
 _MIN_RANGE, _MAX_RANGE = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MAX_GROUPS = 1024
 _READING = 0.7
-"""Share of reading the log in the total work, for the progress bar."""
+"""Share of the work that reading the log counts as in the progress bar."""
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return the plan that repairs consume queues and index of a store, as `plan_recover` does if
-    ``options.only`` names only these two; the work is done on ``pool``. ``partitions``: number of
+    """Return the plan of `plan_recover` that repairs only consume queues and index of a store
+    (those that ``options.only`` names). They are rebuilt on ``pool``. ``partitions``: number of
     ranges of the log.
     Raises: the errors of `plan_recover`.
     """
@@ -81,11 +81,11 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
                progress: Callable[[int], None] | None = None,
                batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
                range_size: int | None = None, groups: int | None = None) -> Rebuilt:
-    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, but without reusing the files of an
+    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, but do not reuse the files of an
     interrupted run.
 
-    ``range_size``: bytes of log for each task (by default depending on log and pool); ``groups``:
-    number of tasks for the queues. Neither changes the result.
+    ``range_size``: number of bytes of the log that a task reads (default: depends on log and pool);
+    ``groups``: number of tasks that write queues. The result does not depend on them.
     Raises: StoreIOError, also if a worker does not see the driver's files.
     """
     rebuild = _PoolRebuild(pool, parts, root, settings, scratch,
@@ -95,9 +95,8 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 
 
 def log_bytes(root: str, options: RecoverOptions) -> int:
-    """Return the bytes of a store's log.
-    Raises: StoreIOError, NotAStoreError; before Spark is started, UnsupportedError for a layout
-    that cannot be rebuilt.
+    """Return the size of a store's log in bytes.
+    Raises: StoreIOError, NotAStoreError, UnsupportedError for a layout that cannot be rebuilt.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, options.writes, made_anew=True)
@@ -105,8 +104,8 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 
 def default_range_size(size: int, jobs: int) -> int:
-    """Return the bytes of log for each task, such that each worker has several tasks, within
-    limits.
+    """Return the number of bytes of the log that a task reads. Within limits, it gives each worker
+    several tasks.
     """
     per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
@@ -114,8 +113,8 @@ def default_range_size(size: int, jobs: int) -> int:
 
 
 class _Share:
-    """Progress of a rebuild: reading the log counts as the first share of the bytes, writing as the
-    rest.
+    """Progress of a rebuild in bytes: reading the log counts as the share `_READING` of them,
+    writing as the rest.
     """
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
@@ -194,8 +193,8 @@ class _PoolRebuild:
     # -- reading ----------------------------------------------------------------------------------
 
     def _read(self, range_size: int | None, share: _Share) -> SpooledRange:
-        """Spool the log, write the names of the spools to the manifest, and return the sum of all
-        results.
+        """Read the log into spools, write the names of the spools to the manifest, and return the
+        sum of all results.
         """
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
@@ -234,7 +233,9 @@ class _PoolRebuild:
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
     def _write(self, indexes: list[IndexTask], share: _Share) -> list[TaskOutput]:
-        """Return the results of the tasks; results of index tasks come first."""
+        """Run the tasks that write queues and index; return their results, those of index tasks
+        first.
+        """
         tasks: list[QueueGroup | IndexTask] = [*indexes, *self._group_tasks()]
         outcomes: list[TaskOutput] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
@@ -258,8 +259,8 @@ class _PoolRebuild:
             yield QueueGroup(number, tuple(seeds.get(number, ())))
 
     def _take(self, outcome: TaskOutput) -> None:
-        """Move a task's files to their final paths in the scratch folder: complete queues, or index
-        files.
+        """Move the files of a task (complete queues, or index files) to their final paths in the
+        scratch folder.
         """
         for kind in DERIVED:
             top = os.path.join(self._folder, outcome.folder, kind)
@@ -279,15 +280,15 @@ class _PoolRebuild:
 
 
 def _add(total: SpooledRange, spooled: SpooledRange) -> None:
-    """Add the result of the next range to the result so far."""
+    """Add the result of a range to the sum of the results of all earlier ranges."""
     total.append(spooled)
     total.logics = spooled.logics or total.logics
     total.keys += spooled.keys
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:
-    """Raise the error of a worker that continued although it could not read a file: an incomplete
-    log must not be the basis of a plan.
+    """Raise StoreIOError if a worker continued although it could not read a file: a plan must not
+    be based on an incomplete log.
     """
     if refused:
         raise StoreIOError(refused[0])
@@ -298,5 +299,7 @@ def _remove(folder: str) -> None:
 
 
 def _closing(results: Iterator[Any]) -> AbstractContextManager[Any]:
-    """Stop the running tasks on exit, if the pool's iterator can."""
+    """Return a context manager that stops the running tasks on exit, if the iterator supports
+    it.
+    """
     return closing(results) if isinstance(results, Generator) else nullcontext(results)

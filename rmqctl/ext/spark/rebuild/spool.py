@@ -1,6 +1,7 @@
-"""Spool files of a rebuild, passed from tasks that read the log to tasks that write queues.
+"""Spool files of a rebuild: tasks that read the log write them, tasks that write queues and index
+read them.
 
-A spool is a sequence of segments of numeric columns, followed by a directory of the segments; each
+A spool is a sequence of segments of numeric columns, followed by a directory of the segments. Each
 segment belongs to one group. A spool is used in a single run on one kind of machine, so columns are
 in the machine's byte order.
 """
@@ -21,7 +22,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 Columns = Sequence[Array | None]
-"""One-dimensional columns of int64 or uint8; None for a missing column."""
+"""One-dimensional arrays of int64 or uint8; None for a missing column."""
 
 _END = struct.Struct("<8sQQ")
 _MAGIC = b"RMQSPOOL"
@@ -45,7 +46,7 @@ class SpoolWriter:
         self._directory: list[tuple[int, int, int]] = []
 
     def add(self, group: int, columns: Columns) -> None:
-        """Append a segment of a group."""
+        """Append a segment with columns of a group."""
         parts: list[bytes | memoryview] = []
         for column in columns:
             if column is None:
@@ -60,7 +61,7 @@ class SpoolWriter:
         self._position += length
 
     def finish(self) -> int:
-        """Write the directory and close the file; return its size."""
+        """Write the directory, close the file, and return its size in bytes."""
         table = np.array(self._directory, np.int64).reshape(-1, 3)
         end = _END.pack(_MAGIC, len(table), self._position)
         parts: list[bytes | memoryview] = [end]
@@ -77,7 +78,7 @@ class SpoolWriter:
 
 
 def segments(path: str, group: int, count: int) -> Iterator[list[Array | None]]:
-    """Yield the segments of a group in a spool, in order, each of ``count`` columns.
+    """Yield the segments of a group in a spool, in order. Each segment has ``count`` columns.
     Raises: StoreIOError.
     """
     with FileSource(path) as source:
@@ -120,7 +121,7 @@ def _columns(raw: bytes, count: int, path: str) -> list[Array | None]:
 
 
 def _narrow(column: Array) -> Array:
-    """Return the numbers in an integer type of half the size if they fit."""
+    """Return an int64 column as int32 if all its numbers fit; else the column itself."""
     if column.dtype != np.int64 or not len(column):
         return column
     if int(column.min()) < _INT32.min or int(column.max()) > _INT32.max:
@@ -134,13 +135,15 @@ def _broken(path: str) -> StoreIOError:
 
 
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return (bytes, length of each text) of texts."""
+    """Return two columns for texts: their concatenated bytes, and the length of each text in
+    bytes.
+    """
     return (np.frombuffer(b"".join(texts), np.uint8),
             np.array([len(text) for text in texts], np.int64))
 
 
 def texts_of(data: Array | None, lengths: Array | None) -> list[bytes]:
-    """Return the texts stored in the columns (bytes, lengths)."""
+    """Return the texts from the columns that `texts_to_columns` returned."""
     if data is None or lengths is None:
         return []
     raw, texts, position = data.tobytes(), [], 0

@@ -1,7 +1,7 @@
 """The tasks of a rebuild, which read the log and write queues and index.
 
-A task may run more than once and on any worker: its files, below the scratch folder, have new names
-each time, and are used only if the driver receives their names.
+A task may run several times, and on any worker. In each run its files, below the scratch folder,
+have new names, and they are used only if the driver receives these names.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange
 
 MAX_HELD = 32 << 20
-"""Bytes of derived columns that a task collects in memory before it spools the columns."""
+"""Number of bytes of derived columns that a task collects in memory before it writes them to a
+spool.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """Settings of all tasks of a rebuild. ``folder``, below the scratch folder, is for spools and
-    the files written from them. ``rows`` and ``settings.message_index`` select what to rebuild.
+    """Settings of all tasks of a rebuild. ``folder``: the folder below the scratch folder for
+    spools and the output of tasks. ``rows``, ``settings.message_index``: whether to rebuild the
+    consume queues, and the index.
     """
 
     root: str
@@ -70,10 +73,11 @@ class RebuildJob:
 
 @dataclass(slots=True)
 class SpooledRange(LogSummary):
-    """Result for a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
+    """Result for a range of the log: a `DerivedRange` whose columns are in a spool. ``spool``,
+    ``size``: name and size in bytes of the spool.
 
-    ``logics``: store time of the last message with a row, 0 without such a message. ``keys``:
-    number of index entries in the spool.
+    ``logics``: store time of the last message with a consume queue entry, 0 if no message has one.
+    ``keys``: number of index entries in the spool.
     """
 
     first: int = 0
@@ -86,7 +90,8 @@ class SpooledRange(LogSummary):
 
 
 def spool(job: RebuildJob, part: FileRange[LogPart]) -> SpooledRange:
-    """Derive the rows and index entries of a range, and spool them by group.
+    """Derive the consume queue entries and index entries of a range, and write them to a spool by
+    group.
     Raises: StoreIOError.
     """
     with noting_refusals() as refused:
@@ -105,7 +110,7 @@ def spool(job: RebuildJob, part: FileRange[LogPart]) -> SpooledRange:
 
 
 class _SpoolSink:
-    """Collects batches in memory, so that fewer and longer segments are written."""
+    """Collects batches in memory, so that the spool has few long segments."""
 
     def __init__(self, job: RebuildJob, writer: SpoolWriter) -> None:
         self._job, self._writer = job, writer
@@ -152,8 +157,8 @@ def _arrays(derived: Derived) -> Iterator[Array]:
 
 @dataclass(frozen=True, slots=True)
 class QueueGroup:
-    """The task to write a group of queues. ``batches``: the batch queue files of `expired_batches`
-    for these queues.
+    """The task to write the queues of a group. ``batches``: the batch queue files of these queues,
+    as returned by `expired_batches`.
     """
 
     number: int
@@ -162,8 +167,8 @@ class QueueGroup:
 
 @dataclass(slots=True)
 class TaskOutput:
-    """Output of a task, in ``folder`` (a name in the job's folder); the counts are those of
-    `Rebuilt`.
+    """Result of a task. ``folder``: name of the folder with its files, in the job's folder. The
+    numbers are those of `Rebuilt`.
     """
 
     folder: str
@@ -177,7 +182,7 @@ class TaskOutput:
 
 
 def make(job: RebuildJob, task: QueueGroup | IndexTask) -> TaskOutput:
-    """Write the queues of a group, or the index, from the spools in log order.
+    """Write the queues of a group, or index files, from the spools in log order.
     Raises: StoreIOError.
     """
     refuse_unseen(job.manifest)
@@ -226,7 +231,7 @@ def _make_index(job: RebuildJob, index_task: IndexTask, scratch: Scratch) -> Tas
 
 
 def _spools(job: RebuildJob) -> list[tuple[str, int]]:
-    """Return (name, index keys) of the spools in the manifest, in log order."""
+    """Return the name and the number of index keys of each spool in the manifest, in log order."""
     try:
         with open(job.manifest, encoding="ascii") as listed:
             return [(name, int(keys)) for name, keys in map(str.split, listed)]

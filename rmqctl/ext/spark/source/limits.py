@@ -1,7 +1,7 @@
-"""The classes with which Spark limits a stream's batch, with replacements for PySpark versions that
-lack them.
+"""The classes by which Spark limits the batches of a stream, and replacements for PySpark versions
+that lack these classes.
 
-PySpark 4.0 and 4.1 request the end of a stream's batch without passing a start or a limit.
+PySpark 4.0 and 4.1 request the end of a batch without passing a start or a limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Refuse to read stores that have lost messages, as Spark's Kafka source does.
 
-`refuse_losses` runs in the driver before anything is read, `refuse_damage` in a task that reads
-damage. `failOnDataLoss` is true by default.
+The driver calls `refuse_losses` before anything is read; a task calls `refuse_damage` if it reads
+damaged bytes. `failOnDataLoss` is true by default.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SWITCH = "failOnDataLoss"
 
 
 def refuse_losses(options: ReadOptions) -> None:
-    """Raise StoreIOError if messages or frames are read from a store that has lost messages.
+    """Raise StoreIOError if messages or frames are to be read from a store that has lost messages.
 
-    Does nothing with ``failOnDataLoss=false``, or for other tables.
+    Do nothing with ``failOnDataLoss=false``, or for other tables.
     """
     if not options.fail_on_loss or options.table not in (MESSAGES, FRAMES):
         return
@@ -44,13 +44,13 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
 
 
 def damage_text(path: str, span: Span) -> str:
-    """Return a sentence about a position in a log file where a message is lost."""
+    """Return a sentence about a damaged span of a log file."""
     reason = f" ({span.reason})" if span.reason else ""
     cause = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{reason}")
     return f"{path}: {cause} at physical offset {span.offset}: {span.length:,} bytes are not read"
 
 
 def refuse_damage(path: str, span: Span) -> None:
-    """Raise StoreIOError for a damaged position in a log file."""
+    """Raise StoreIOError for a damaged span of a log file."""
     raise StoreIOError(f"{damage_text(path, span)}. Run `rmqctl doctor` to see what can be "
                        f"repaired, or set {SWITCH}=false to read what is left")

@@ -20,8 +20,8 @@ def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> li
 
 
 def estimate(options: ReadOptions) -> tuple[int, int]:
-    """Return (number of partitions, bytes in them) of a read with these options and without filters
-    from Spark.
+    """Return the number of partitions and the total number of bytes of a read with these options
+    and without filters from Spark.
     """
     items = _items(options, options.filters)
     return len(partitions(items, options, None)), sum(item.weight for item in items)

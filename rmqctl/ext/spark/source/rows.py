@@ -1,8 +1,8 @@
-"""Convert rows of a DataFrame to messages to be stored: unchanged recorded messages, or new
-messages.
+"""Convert rows of a DataFrame to messages for a new store: recorded messages, which are stored
+unchanged, or new messages.
 
-Many tasks read and check the rows; the single writer of the log uses the tasks' output and does not
-read columns again.
+Many tasks read and check the rows. The single writer of the log uses the output of these tasks, and
+does not check the columns again.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ RECORD = "record"
 NEEDED = ("topic", "body")
 RECORDED = (*NEEDED, "queue_id", "queue_offset", "sys_flag", "born_timestamp", "born_host",
             "store_timestamp", "store_host", "properties_raw")
-"""The columns required for a recorded message; the other fields of a record have defaults."""
+"""The columns that a recorded message requires. Other fields of a record have default values."""
 _RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "flag",
                "reconsume_times", "prepared_transaction_offset")
 _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
         "reconsume_times", "properties", "properties_raw", "tags", "keys")
-"""The columns that the put path reads; the broker sets everything else."""
+"""The columns of a new message that are read; the engine sets all other fields, as a broker
+does.
+"""
 _IGNORED = ("store", "file")
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
 _TYPES = {name: pa.int64() if field.type == MOMENT else field.type
           for name, field in MESSAGE_COLUMNS.items()}
-"""The columns as the put path needs them, with times as epoch ms."""
+"""Types of the columns, with times as epoch ms."""
 RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
@@ -73,12 +75,12 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
 
 def put_schema(names: Sequence[str]) -> pa.Schema:
-    """Return the existing columns that the put path needs."""
+    """Return a schema with those of the columns that a new message uses."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in _PUT if name in names])
 
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
-    """Return the columns of a batch in the types of a schema.
+    """Return the columns of a batch, converted to the types of a schema.
     Raises: RefusedError for an invalid row.
     """
     arrays = []
@@ -118,7 +120,8 @@ class RecordRows:
 
     def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
                                                       pa.Array]:
-        """Return (recorded physical offsets, -1 if not given; the records).
+        """Return two columns: the recorded physical offset of each row (-1 if not given), and its
+        record.
         Raises: RefusedError.
         """
         records = self._stored(batch) if self._raw else self._assembled(batch)
@@ -221,9 +224,9 @@ def _host(text: str) -> Host:
 
 
 def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
-    """Return the rows of a batch of `put_schema` as input of the put path.
+    """Return the messages to put for the rows of a batch with a `put_schema`.
 
-    ``prepare`` changes properties as a broker changes the properties of a client's message.
+    ``prepare``: changes properties as a broker changes the properties of a client's message.
     Raises: RefusedError.
     """
     names = [name for name in batch.schema.names if name in _PUT]
@@ -242,7 +245,7 @@ def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
 
 def _prepared(rows: Sequence[dict[str, Any]], prepare: Preparer) -> list[str]:
     """Return the properties string of each row.
-    Raises: RefusedError with the topic of the first row without one.
+    Raises: RefusedError with the topic of the first row whose properties are invalid.
     """
     properties = [_properties(row) for row in rows]
     try:

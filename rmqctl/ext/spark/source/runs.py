@@ -1,9 +1,9 @@
-"""Pass rows from tasks to a single writer: as sorted runs in files, which are merged in bounded
-memory.
+"""Sorted runs of rows: files by which tasks pass rows to a single writer, which merges them in
+bounded memory.
 
-A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, determine the order
-of all rows of a job; no two rows have the same pair. Runs are in a folder that the driver and all
-executors can access; only runs whose names a task returned are used.
+A run is an Arrow IPC stream. Its first two columns, ``key`` and ``position``, determine the order
+of all rows of a job; no two rows have the same key and position. Runs are in a folder that the
+driver and all executors can access. Only runs whose names a task returned are used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BATCH_BYTES = 1 << 20
 MAX_OPEN = 64
 """Maximum number of runs that are open at a time."""
 Place = tuple[int, int]
-"""(key, position) of a row, which determines the order of rows."""
+"""Key and position of a row, which determine the order of rows."""
 
 
 class SortedRun(NamedTuple):
-    """A sorted run: the name of its file, and the (key, position) of its first and last row."""
+    """A sorted run: the name of its file, and key and position of its first and its last row."""
 
     name: str
     first: Place
@@ -38,12 +38,12 @@ class SortedRun(NamedTuple):
 
 
 def spool_schema(payload: pa.Schema) -> pa.Schema:
-    """Return the schema of runs that hold the columns of ``payload``."""
+    """Return the schema of runs with the columns of ``payload``."""
     return pa.schema([pa.field(KEY, pa.int64()), pa.field(POSITION, pa.int64()), *payload])
 
 
 class Spooler:
-    """Writer of a task's rows as runs. Rows are added in any order, in batches of the schema."""
+    """Writes the rows of a task to runs. Rows may be added in any order."""
 
     def __init__(self, folder: str, schema: pa.Schema, run_bytes: int = RUN_BYTES) -> None:
         self._folder, self._schema, self._run_bytes = folder, schema, run_bytes
@@ -52,7 +52,7 @@ class Spooler:
         self._runs: list[SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; write a run when enough are collected. Raises: StoreIOError."""
+        """Add rows; write a run if they exceed the size of a run. Raises: StoreIOError."""
         if batch.num_rows:
             self._held.append(batch)
             self._size += batch.nbytes
@@ -60,7 +60,7 @@ class Spooler:
                 self._write()
 
     def finish(self) -> list[SortedRun]:
-        """Write the last run; return all runs."""
+        """Write the rows that remain to a run; return all runs."""
         if self._held:
             self._write()
         return self._runs
@@ -78,14 +78,16 @@ def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.d
 
 
 def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches so small that one batch of each of many runs fits into memory."""
+    """Yield the rows in batches of about `BATCH_BYTES`, so that a batch of each of many runs fits
+    into memory.
+    """
     count = max(1, int(rows.num_rows * BATCH_BYTES / max(rows.nbytes, 1)))
     for start in range(0, rows.num_rows, count):
         yield from rows.slice(start, count).combine_chunks().to_batches()
 
 
 def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SortedRun:
-    """Write a run of sorted batches, at least one, under a unique name."""
+    """Write a run from sorted batches (at least one) to a file with a unique name."""
     name = f"{uuid.uuid4().hex}.arrows"
     path = os.path.join(folder, name)
     first: Place | None = None
@@ -104,7 +106,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
 
 
 class _RunCursor:
-    """Cursor of the merge in one run."""
+    """A cursor in a run that is being merged."""
 
     def __init__(self, folder: str, run: SortedRun) -> None:
         self.path = os.path.join(folder, run.name)
@@ -137,13 +139,15 @@ class _RunCursor:
 
     @property
     def place(self) -> Place | None:
-        """Return the (key, position) of the next row; None after the last row."""
+        """Return key and position of the next row; None after the last row."""
         if self._batch is None:
             return None
         return int(self._keys[self._at]), int(self._positions[self._at])
 
     def before(self, bound: Place | None) -> pa.RecordBatch:
-        """Return the next rows of this batch that come before ``bound``, at least one."""
+        """Return the next rows of this batch that come before ``bound``; there must be at least
+        one.
+        """
         assert self._batch is not None
         start, end = self._at, len(self._keys)
         if bound is not None:
@@ -161,7 +165,7 @@ class _RunCursor:
 
 
 def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all runs ordered by (key, position), in batches. Raises: StoreIOError."""
+    """Yield the rows of all runs in batches, ordered by key and position. Raises: StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > MAX_OPEN:
         groups = [runs[first:first + MAX_OPEN] for first in range(0, len(runs), MAX_OPEN)]
@@ -177,8 +181,8 @@ def _joined(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Sorted
 
 
 def _most_open(runs: Sequence[SortedRun]) -> int:
-    """Return the maximum number of runs that overlap at any point. Runs must be sorted by their
-    start.
+    """Return the maximum number of runs that overlap. The runs must be sorted by their first
+    row.
     """
     ends: list[Place] = []
     most = 0
@@ -191,7 +195,9 @@ def _most_open(runs: Sequence[SortedRun]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[SortedRun]) -> Iterator[pa.RecordBatch]:
-    """Yield merged rows; a run is opened when its first row is due, so later runs cost nothing."""
+    """Yield the merged rows of runs that are sorted by their first row. A run is opened only when
+    its first row is reached.
+    """
     waiting = deque(runs)
     opened: list[tuple[Place, int, _RunCursor]] = []
     number = 0

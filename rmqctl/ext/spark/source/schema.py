@@ -1,4 +1,4 @@
-"""Columns of the tables as Spark sees them."""
+"""Spark schemas of the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def default(table: str, body: bool = True) -> StructType:
 
 
 def spark_field(field: pa.Field) -> StructField:
-    """Return a column with its comment."""
+    """Convert a column to a Spark field with a comment."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField
 
@@ -33,10 +33,10 @@ def spark_field(field: pa.Field) -> StructField:
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
-    """Return (the Arrow schema that Spark expects, the names of the table's columns) for a
-    requested schema.
+    """Return, for a requested schema, the Arrow schema that Spark expects, and the names of the
+    table's columns.
 
-    Names ignore case, as in Spark.
+    Case of names is ignored, as in Spark.
     Raises: UsageError with the columns that do not exist or have other types.
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema

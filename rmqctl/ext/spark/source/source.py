@@ -1,10 +1,10 @@
 """The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
 
-Spark creates these objects in its own Python processes, pickles them and reads on executors, so
-they contain only plain values. Spark does not prune columns: to read only some columns, use
-``.schema("topic string, ...")``. The reader accepts no filters from Spark, whatever the session's
-settings are: Spark (4.1 to 4.3) keeps accepted filters in the relation, so a DataFrame that is used
-twice with different conditions would miss rows. To skip bytes, pass conditions as load options.
+Spark creates these objects in its own Python processes, pickles them and sends them to executors,
+so they contain only plain values. Spark does not prune columns: to read only some columns, use
+``.schema("topic string, ...")``. The reader accepts no filters from Spark, because Spark (4.1 to
+4.3) keeps accepted filters in the relation, so that a DataFrame used twice with different
+conditions would miss rows. To read fewer bytes, pass conditions as load options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rmqctl.sql.reader import Piece, TableReader
 
 
 class RocketMQ(DataSource):
-    """The data source with the tables ``messages``, ``frames``, ``consumequeue`` and ``index`` of
+    """The data source. Its tables are ``messages``, ``frames``, ``consumequeue`` and ``index`` of
     stores, and ``tiered_messages`` of the stores' tiers.
     """
 
@@ -60,7 +60,7 @@ class RocketMQ(DataSource):
 
 
 class Partition(InputPartition):
-    """The pieces that a task reads."""
+    """The pieces of stores that a task reads."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         super().__init__(pieces)
@@ -68,7 +68,7 @@ class Partition(InputPartition):
 
 
 class SourceReader(DataSourceReader):
-    """A reader that plans in the driver and reads on executors."""
+    """A reader that plans partitions in the driver and reads them on executors."""
 
     def __init__(self, options: ReadOptions, asked: StructType) -> None:
         self.options, self.filters = options, options.filters

@@ -1,9 +1,10 @@
 """``spark.readStream.format("rocketmq")``: follows growing stores and reads each message exactly
 once.
 
-An offset of the stream contains, for each store, the physical offset of a frame border up to which
-the log was read. Each border is found by scanning from the previous border, so no task searches for
-the start of a record. The rows of a batch depend only on the batch's two offsets and the logs.
+An offset of the stream contains, for each store, the physical offset up to which the log was read,
+which is always a frame border (the end of a frame). The next border is found by scanning from the
+previous border, so no task searches for the start of a record. The rows of a batch depend only on
+the start offset and the end offset of the batch, and on the logs.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from rmqctl.store.store import Store
 
 Offset = dict[str, int]
 LOOK_AGAIN = 1.0
-"""Seconds between two searches for new stores."""
+"""Minimum time between two searches for new stores in seconds."""
 _NEVER = 1 << 40
-"""A step larger than any file, used for ``splitSize`` 0 (parts are complete files)."""
+"""Step larger than any file, for ``splitSize`` 0: parts are then complete files."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """The messages of a store between two borders of a file."""
+    """The messages of a store between two frame borders of a log file."""
 
     store: str
     file: str
@@ -63,7 +64,9 @@ class StreamPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that plans batches, in a process on the driver that runs as long as the query."""
+    """A reader of a stream. Batches are planned on the driver, in a process that runs as long as
+    the query, and read on executors.
+    """
 
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
         self._options = ReadOptions.of(given, FOLLOWING)
@@ -94,7 +97,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Spark's side, in the driver ----------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Return where a query without a checkpoint starts, by the option ``startingOffsets``."""
+        """Return the offset at which a query without a checkpoint starts, as the option
+        ``startingOffsets`` requests.
+        """
         logs = self._current_logs(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets: no such store: {', '.join(strange)}; the stores "
@@ -115,8 +120,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                      limit: ReadLimit | None = None) -> Offset:
         """Return the end of a batch that begins at ``start``. A new store is read from its start.
 
-        PySpark 4.0 and 4.1 do not pass the start of a batch: then a batch begins at the end of the
-        last batch, and the first batch at the start of the last file in use, which is a border.
+        PySpark 4.0 and 4.1 do not pass ``start``. The batch then begins at the end of the last
+        batch, and the first batch begins at the start of the last log file in use.
         """
         if start is None:
             start = {store: self._ends.get(store, log.last_file())
@@ -137,10 +142,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
-        """Advance all stores by ``most`` bytes in total, each by an equal share if the store has
-        that many bytes.
+        """Advance the offsets of all stores by at most ``most`` bytes in total, in equal shares if
+        the stores have enough bytes.
 
-        At least one frame is included if any exists; the stores take turns.
+        At least one frame is included, if there is any. A different store comes first each time.
         """
         stores = sorted(reached.keys() & self._logs.keys())
         self._turn = (self._turn + 1) % max(len(stores), 1)
@@ -160,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stores = next_round
 
     def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
-        """Advance a store's offset; return the bytes gained."""
+        """Advance the offset of a store; return the number of bytes."""
         start = reached[store]
         limit = None if most is None else start + most
         if self._target is not None:
@@ -176,8 +181,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Save the current ends of the logs as the end of the query; wait briefly for a record that
-        is being written.
+        """Save the current ends of the logs as the offset at which the query ends. If a record is
+        being written, wait briefly for it.
         """
         logs = self._current_logs(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
@@ -188,8 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = target
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the parts of a batch, divided at frame borders; the same offsets and logs give the
-        same parts.
+        """Return the parts of a batch, divided at frame borders. The result depends only on the
+        offsets and the logs.
         """
         parts: list[InputPartition] = []
         logs = self._current_logs()
@@ -206,12 +211,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def commit(self, end: Offset) -> None:
-        """Do nothing: no resources are kept for a batch."""
+        """Do nothing: a batch does not hold any resources."""
 
     # -- the stores ---------------------------------------------------------------------------
 
     def _current_logs(self, *, now: bool = False) -> dict[str, GrowingLog]:
-        """Return the logs of the existing stores, searched at most once a second."""
+        """Return the logs of the existing stores. New stores are searched for at most once a
+        second, or with ``now``.
+        """
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
             self._looked = clock
@@ -231,8 +238,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs
 
     def _lose(self, text: str) -> None:
-        """Report messages that a query can no longer read: raise StoreIOError, or log a warning
-        without ``failOnDataLoss``.
+        """Report messages that the query can no longer read: with ``failOnDataLoss``, raise
+        StoreIOError; otherwise log a warning.
         """
         if self._options.fail_on_loss:
             raise StoreIOError(f"{text}; set {SWITCH}=false to continue anyway")
@@ -241,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- on executors -------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one part."""
+        """Yield the rows of one part of a batch."""
         assert isinstance(partition, StreamPartition)
         reading = _Following(self._options.table, self._names, self._arrow, self._options.filters)
         return reading.part(partition, self._lose)
@@ -251,7 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Following(TableReader):
-    """A reader between two borders, which never searches for records."""
+    """Reads the frames between two borders, without searching for the start of a record."""
 
     def part(self, part: StreamPartition, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part; ``lose`` is called for an expired file and for damage."""
@@ -287,6 +294,6 @@ class _Following(TableReader):
 
 
 def _expired(piece: LogSlice) -> bool:
-    """Return whether a file has expired: it is missing and the log now begins after it."""
+    """Return whether the file of a part has expired: it is missing, and the log begins after it."""
     files = listing(os.path.dirname(piece.file.path)).files
     return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

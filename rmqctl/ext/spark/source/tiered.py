@@ -1,11 +1,10 @@
 """Read tiers: units of consume queues, or ranges of commit logs, and their messages.
 
 A unit points to exactly one message, so consume queues can be divided between any two units. Commit
-logs are scanned only for messages that no unit points to (``orphans=include``).
-
-A message counts if its unit points to it, its physicalOffset, size and queue offset match the unit,
-and its topic and queue match the folder. If planned files are missing, the job fails and names
-them; files added since are not read.
+logs are scanned only for messages that no unit points to (``orphans=include``). A message is
+returned if a unit points to it, its physicalOffset, size and queue offset match the unit, and its
+topic and queue match the folder. If files that were planned are missing, the job fails and the
+error names them; files that were added after planning are not read.
 """
 
 from __future__ import annotations
@@ -37,15 +36,16 @@ from rmqctl.sql.seams import PlannedSource, Seams, shrank, walk_range
 
 _BLOCK_UNITS = 1 << 14
 _MAX_HOLE = 64 << 10
-"""Maximum gap (bytes) between two messages that is read instead of skipped."""
+"""Maximum size in bytes of a gap between two messages that is read with them instead of skipped."""
 _SIZE = layout.field(Message, "total_size")
 _PHYSICAL = layout.field(Message, "physical_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:
-    """The queue of pieces. ``root`` is the path of the tier for any process; folders are relative
-    to it. ``log``: (start, end) of the commit log's segments at planning.
+    """A queue in a tier. ``store``: the path that the user passed; ``root``: the path of the tier,
+    to which folders are relative. ``log``: start and end of each segment of the commit log at
+    planning.
     """
 
     store: str
@@ -61,7 +61,9 @@ class TierQueue:
 
 @dataclass(frozen=True, slots=True)
 class TierPiece:
-    """A range ``[start, end)`` of a segment: of units or bytes, depending on the kind of piece."""
+    """A range ``[start, end)`` of a segment: numbers of units, or positions in bytes, depending on
+    the subclass.
+    """
 
     queue: TierQueue
     segment: Segment
@@ -70,12 +72,14 @@ class TierPiece:
 
     @property
     def constants(self) -> dict[str, str | int]:
-        """Return the columns with one value for all rows, except the file."""
+        """Return the columns that have the same value in all rows, except ``file``."""
         return {"store": self.queue.store, "cluster": self.queue.cluster,
                 "broker": self.queue.broker}
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (commit log segment, messages in it) of a piece. Raises: StoreIOError."""
+        """Yield the messages of the piece in batches, each with the path of its commit log segment.
+        Raises: StoreIOError.
+        """
         queue = self.queue
         own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
                       frozenset((queue.queue_id,)))
@@ -89,8 +93,8 @@ class TierPiece:
 
 
 class UnitPiece(TierPiece):
-    """Messages of the units ``[start, end)`` of a consume queue segment (unit numbers in the
-    file).
+    """The messages of the units ``[start, end)`` of a consume queue segment (numbers of units in
+    the file).
     """
 
     def _read(self, reader: TierReader) -> Iterator[tuple[str, Batch]]:
@@ -98,8 +102,8 @@ class UnitPiece(TierPiece):
 
 
 class RecordPiece(TierPiece):
-    """The records of a commit log segment that begin in ``[start, end)``, two arbitrary
-    positions.
+    """The records of a commit log segment that begin in ``[start, end)``. Both positions may be
+    inside a record.
     """
 
     def _read(self, reader: TierReader) -> Iterator[tuple[str, Batch]]:
@@ -107,7 +111,7 @@ class RecordPiece(TierPiece):
 
 
 TierItem = tuple[int, Callable[[int, int], TierPiece]]
-"""(number of bytes, function that returns the piece for a range of these bytes)."""
+"""Number of bytes, and a function that returns the piece for a range of these bytes."""
 
 
 def has_tier(path: str) -> bool:
@@ -120,8 +124,8 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the paths that a table is read from. For tables of tiers: the paths with a tier, or
-    all paths if no path has a tier.
+    """Return the paths from which a table is read: all, but for tables of tiers only the paths with
+    a tier, if there are any.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
@@ -130,8 +134,8 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
-    """Yield the pieces of the tier ``path``.
-    Raises: NotAStoreError; StoreIOError for unreadable parts, whose messages would be missing.
+    """Yield the items to read from the tier ``path``.
+    Raises: NotAStoreError; StoreIOError if a part cannot be read, as its messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
@@ -153,8 +157,8 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield pieces with the estimated bytes of their messages, as if all messages had the same
-    size.
+    """Yield an item for each segment of the consume queue, with the estimated number of bytes of
+    its messages: all messages are assumed to have the same size.
     """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
@@ -192,7 +196,9 @@ def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
 
 
 def _planned_log(reader: TierReader, queue: TierQueue) -> FlatFile:
-    """Return the commit log. Raises: StoreIOError if it has lost bytes since planning."""
+    """Return the commit log of a queue. Raises: StoreIOError if it has lost bytes since
+    planning.
+    """
     log = FlatFile.open(reader, queue.log_folder)
     now = {segment.base: segment for segment in log.segments if segment.usable}
     for start, end in queue.log:
@@ -223,7 +229,7 @@ def _led_to(reader: TierReader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]
 
 
 class _UnitMessages:
-    """Reads the messages of units, in runs of adjacent messages."""
+    """Reads the messages to which units point, in runs of messages that are near each other."""
 
     def __init__(self, reader: TierReader, log: FlatFile, units: Array, first: int) -> None:
         self._reader, self._log = reader, log
@@ -268,15 +274,15 @@ class _UnitMessages:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether a unit's size is valid for a message (or coda), so that it is worth
-        reading.
+        """Return whether there is a message of this size (or a coda) at the offset in a unit, so
+        that reading it is worthwhile.
         """
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
-        """Return those messages ``good`` of a batch whose size and queue offset match their
-        units.
+        """Return the messages of a batch whose size and queue offset match their units. ``good``:
+        numbers of the valid messages in the batch.
         """
         records = batch.select(good)
         units = rows[good]
@@ -285,7 +291,9 @@ class _UnitMessages:
         return records if keep.all() else records.select(np.flatnonzero(keep))
 
     def _behind_coda(self, segment: Segment, row: int) -> tuple[str, Batch]:
-        """Return the message of a unit that points to a coda: a broker skips it (tiered.md §3)."""
+        """Return the message of a unit that points to a coda. A broker skips the coda (tiered.md
+        §3).
+        """
         physical_offset = int(self.offset[row]) + CODA_SIZE
         data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
         holder = self._log.segment_of(physical_offset) or segment
@@ -296,8 +304,8 @@ class _UnitMessages:
 
 
 def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tuple[int, int]]:
-    """Yield ranges of units of a segment whose messages are in order, near each other, and about 2
-    MiB in total.
+    """Yield ranges of units whose messages are in one segment, in order, near each other, and about
+    2 MiB in total.
 
     A unit whose message would extend past the segment's end forms a separate range.
     """
@@ -334,8 +342,8 @@ def _walked(reader: TierReader, piece: RecordPiece) -> Iterator[tuple[str, Batch
 
 
 class _Proof:
-    """Proof by consume queue: the unit at a record's queue offset points to its exact position and
-    size.
+    """Determines whether the consume queue proves a record: the unit at its queue offset contains
+    the position and the size of the record.
     """
 
     def __init__(self, units: FlatFile) -> None:

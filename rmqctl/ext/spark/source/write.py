@@ -1,9 +1,9 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
-Tasks check their rows and spool them, sorted, to a folder beside the target, which the driver and
-all executors must see. The commit writes the rows in order to a store in that folder and publishes
-the store by one rename: before the rename no store exists, and after it the store is complete and
-on disk. A failure before the rename leaves nothing at the target.
+Tasks check their rows, sort them and write them to files in a folder next to the target, which the
+driver and all executors must see. The commit writes the rows in order to a store in that folder,
+flushes the store to disk, and publishes it by one rename. After a failure before the rename, the
+target does not exist.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
 _TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
 OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
            "diskWatermark")
-"""Options for writing, with the names and meanings of ``rmqctl init``."""
+"""Options for writing, with the meanings of the options of ``rmqctl init``."""
 _MAX_ROWS = 1 << 40
-"""Maximum rows of a partition."""
+"""Maximum number of rows in a partition."""
 STAGING = ".rmqctl-write-"
 _STORE = "store"
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpooledRows(WriterCommitMessage):
-    """The rows that a task spooled."""
+    """Result of a task: the runs with its rows, and the topics with inner batches."""
 
     runs: tuple[SortedRun, ...]
     batch_topics: frozenset[str]
@@ -73,8 +73,8 @@ class SpooledRows(WriterCommitMessage):
 class StoreWriter(DataSourceArrowWriter):
     """A writer of the rows of a DataFrame with ``schema`` to a new store.
 
-    ``options`` are the data source's; ``path`` is the path of the new store. Invalid columns,
-    options and paths are refused here, before any task runs.
+    ``options``: the options of the data source, with the ``path`` of the new store. Invalid
+    columns, options and paths are refused before any task runs.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
@@ -97,7 +97,7 @@ class StoreWriter(DataSourceArrowWriter):
         make_folders(self._staging, durable=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Spool the rows of a partition, on an executor."""
+        """Write the rows of a partition to runs, on an executor."""
         context = TaskContext.get()
         position = (context.partitionId() if context is not None else 0) * _MAX_ROWS
         refuse_unseen(self._staging)
@@ -126,7 +126,7 @@ class StoreWriter(DataSourceArrowWriter):
         remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove the spools, on the driver, after a failure; nothing was published."""
+        """Remove the runs, on the driver, after a failure before the store was published."""
         remove_folder(self._staging)
 
 
@@ -155,8 +155,8 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
     """Create the store from the rows of all runs and publish it; return the number of messages.
 
     Rows with a column ``record`` are stored as recorded, other rows are put as new messages. Queue
-    offsets that do not continue their queue are replaced unless ``keep_queue_offsets``; a warning
-    counts them.
+    offsets that do not continue their queue are replaced, unless ``keep_queue_offsets`` is set; a
+    warning contains the number of these messages.
     Raises: RefusedError for a row that the store cannot contain, and StoreIOError; then nothing is
     published.
     """
@@ -187,7 +187,7 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
 
 
 def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
-    """Yield messages in batches of the best size for the store's writer."""
+    """Yield the messages in groups of the best size for the engine."""
     prepare = ingest.Preparer(settings, ingest.unique_ids())
     group: list[Message] = []
     size = 0
@@ -209,7 +209,7 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
 
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
-    """Return the settings of the store that the options describe. Raises: UsageError."""
+    """Return the settings of a new store from options of the data source. Raises: UsageError."""
     given = {name.lower(): text for name, text in options.items()}
     fields: dict[str, Any] = {}
     if recorded:
