@@ -29,14 +29,16 @@ FLUSH: Final[Row] = MappingProxyType({})
 
 
 class Encoded(NamedTuple):
-    """Rows that are JSON already, in UTF-8: a line feed after each row and none inside."""
+    """Rows that are already encoded as JSON in UTF-8, one per line. ``rows``: their number."""
 
     lines: bytes | memoryview
     rows: int
 
 
 class RowLayout(NamedTuple):
-    """The layout of rows; all fields except ``columns`` are only for people. See `Output.rows`."""
+    """The layout of rows (see `Output.rows`). Only the formats for people use the fields after
+    ``columns``.
+    """
 
     columns: Sequence[str] | None
     brief: Sequence[str] | None
@@ -63,7 +65,7 @@ class RowLayout(NamedTuple):
 
 
 _MAX_SENTENCE = 1000
-"""Maximum characters of an explanation in a cell."""
+"""Maximum number of characters of a sentence in a cell."""
 PAGE_ROWS = 500
 _PAGE_SECONDS = 0.5
 
@@ -71,9 +73,10 @@ _PAGE_SECONDS = 0.5
 def pages(
     rows: Iterable[Row], size: int = PAGE_ROWS, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[list[Row]]:
-    """Divide ``rows`` into lists of at most ``size``; earlier at a FLUSH or after half a second.
+    """Divide ``rows`` into pages of at most ``size`` rows. A page also ends at a FLUSH, and after
+    half a second.
 
-    Memory is bounded by one page, for any number of rows.
+    At most one page is in memory, for any number of rows.
     """
     page: list[Row] = []
     started = clock()
@@ -91,24 +94,26 @@ def pages(
 
 
 def peek(stream: Iterator[list[Row]]) -> tuple[list[Row], Iterator[list[Row]]]:
-    """Return (the first page, empty without rows; the stream with that page put back)."""
+    """Return the first page of a stream (empty without rows), and an iterator over all pages."""
     first = next(stream, [])
     return first, chain([first], stream) if first else stream
 
 
 def columns_of(page: Sequence[Row]) -> list[str]:
-    """Return every key of the rows of ``page``, in order of first appearance."""
+    """Return all keys of the rows of ``page``, in the order in which they first appear."""
     return list(dict.fromkeys(key for row in page for key in row))
 
 
 def refuse_bytes(value: Any) -> None:
-    """Raise TypeError for bytes: the command decides how to show them, not this module."""
+    """Raise TypeError for bytes: the command must decide how to show them."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("a row contains bytes; commands must pass text")
 
 
 def plain_value(value: Any) -> Any:
-    """Convert mappings, numpy scalars and iterators for the JSON encoder (its default hook)."""
+    """Convert a mapping, a numpy scalar or a set for the JSON encoder, which calls this function
+    for values of unknown types.
+    """
     refuse_bytes(value)
     if isinstance(value, Mapping):
         return dict(value)
@@ -121,13 +126,15 @@ def plain_value(value: Any) -> Any:
 
 
 def compact_json(value: Any) -> str:
-    """Return a nested value for a cell: JSON without spaces, non-ASCII characters unchanged."""
+    """Return a nested value as JSON without spaces, for a cell; non-ASCII characters are
+    unchanged.
+    """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain_value)
 
 
 def simple(value: Any) -> int | float | str:
-    """Return a value other than text for text formats: finite numbers unchanged, NaN and infinities
-    as an empty text.
+    """Convert a number, a Boolean or None for a text format. Finite numbers are unchanged; None,
+    NaN and infinities become "".
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -149,12 +156,14 @@ def cell_text(value: Any) -> str:
 _ADDRESSES = re.compile(
     r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
     r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
-"""Columns with ids or numbers that users copy; they are shown without separators."""
+"""Names of columns with ids or numbers that users copy; these are shown without thousands
+separators.
+"""
 
 
 def number_text(name: str, value: Any) -> str:
-    """Return the text of a value in the field ``name``: counts and sizes with separators, anything
-    else as in `cell_text`.
+    """Return the text of a value in the field ``name``: counts and sizes with thousands separators,
+    all other values as in `cell_text`.
     """
     if (isinstance(value, int) and not isinstance(value, bool)
             and not _ADDRESSES.fullmatch(name)):
@@ -168,7 +177,9 @@ def not_shown(columns: Sequence[str]) -> Phrase:
 
 
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: RowLayout) -> list[list[str]]:
-    """Return the cell texts of a page, row by row; a column may have its own function for texts."""
+    """Return the texts of the cells of a page, by row. ``layout.render`` may contain functions that
+    format the values of a column.
+    """
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
@@ -182,7 +193,9 @@ def page_cells(page: Iterable[Row], columns: Sequence[str], layout: RowLayout) -
 
 
 def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
-    """Return the columns that contain only numbers (these are right-aligned and never cut)."""
+    """Return, for each column, whether it contains only numbers. Such columns are right-aligned and
+    never cut.
+    """
     return [
         any(row.get(name) is not None for row in page)
         and all(
@@ -207,8 +220,8 @@ def cut(text: str, limit: int, mark: str = "…") -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the terminal columns of ``text``: two for each wide East Asian character, none for a
-    combining character.
+    """Return the width of ``text`` in terminal columns: a wide East Asian character has two, a
+    combining character none.
     """
     if text.isascii():
         return len(text)
@@ -253,8 +266,8 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head_of(word: str, room: int) -> str:
-    """Return the longest start of a word that fits, at least one character; it ends after a slash
-    if the second half has one.
+    """Return the longest start of a word that fits into ``room`` columns, at least one character.
+    If the second half of it contains a slash, the result ends after the slash.
     """
     fits = 1
     while fits < len(word) and display_width(word[: fits + 1]) <= room:
@@ -270,7 +283,7 @@ def folded_command(text: str, width: int) -> list[str]:
     """Return a command in several lines that a shell reads as one line; all lines but the last end
     with a backslash.
 
-    Lines end between words, never within quotes; a longer word without quotes is broken.
+    Lines end between words, never within quotes. A word without quotes that is too long is broken.
     """
     if display_width(text) <= width:
         return [text]

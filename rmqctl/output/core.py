@@ -38,7 +38,9 @@ _MESSAGE_INDENT = "  "
 
 
 def _language(name: str) -> Language:
-    """Return a language other than English, with its catalog."""
+    """Return a language other than English. English needs no catalog, so this import is avoided for
+    it.
+    """
     from rmqctl.output.language import language
 
     return language(name)
@@ -76,9 +78,10 @@ class Output:
              lang: str = ENGLISH, every: bool = False) -> Output:
         """Return an output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
-        ``lang``: the language of texts for people. ``every``: pages list each of many similar
-        entries. ``quiet`` 1 silences notes and progress, 2 also warnings; ``verbose`` 1 shows debug
-        lines. The streams default to those of the process (which may be closed).
+        ``lang``: the language of texts for people. ``every``: whether pages list all of many
+        similar entries. ``quiet``: 1 suppresses notes and progress, 2 also warnings. ``verbose``: 1
+        shows debug lines. ``stdout``, ``stderr``: by default those of the process, which may be
+        closed.
         """
         out = sys.stdout if stdout is None else stdout
         return cls(
@@ -100,8 +103,8 @@ class Output:
 
     @property
     def is_flat(self) -> bool:
-        """Return whether the format has only cells, without nesting (csv, tsv, and the tables for
-        people).
+        """Return whether the format has only cells, not nested values (csv, tsv, and the formats
+        for people).
         """
         return self._format.is_flat or not self._format.is_data
 
@@ -130,10 +133,10 @@ class Output:
         json and jsonl write all fields of each row. csv and tsv write ``columns`` (None: the keys
         of the first rows), as do the formats for people unless ``brief`` names fewer columns.
         ``render`` maps a column to a function that formats the values of the column for people,
-        ``styles`` to a function that returns the style of a value on a terminal. ``title`` and,
-        without rows, ``empty`` (on stderr) are for people only. If `is_json`, many rows may be
-        passed as one `Encoded`. The row ``FLUSH`` shows all rows so far. Memory is bounded by one
-        page of rows.
+        ``styles`` to a function that returns the style of a value on a terminal. ``title`` is for
+        people only, and so is ``empty``, a note on stderr if there are no rows. If `is_json`, many
+        rows may be passed as one `Encoded`. The row ``FLUSH`` lets all earlier rows be written. At
+        most one page of rows is in memory.
         """
         layout = RowLayout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)
@@ -147,17 +150,17 @@ class Output:
         """Show one object: as JSON, as ``key,value`` records (csv, tsv), or for people with
         ``human``.
 
-        ``human`` receives a :class:`~rmqctl.output.human.Human` to write on; without it the object
-        gets a generic layout.
+        ``human`` receives the page (:class:`~rmqctl.output.human.Human`) to which it writes;
+        without ``human`` the object is shown in a generic layout.
         """
         self._writer().document(document, human)
 
     def listing(self, document: Mapping[str, Any], human: Callable[[Human], None], *,
                 rows: Iterable[Row], columns: Sequence[str]) -> None:
-        """Show a document that is a list with a summary, in a form that the format supports.
+        """Show a document that consists of a list and a summary, as far as the format supports it.
 
-        json shows ``document``, people see ``human``; jsonl, csv and tsv get only the ``rows`` of
-        the list, because a stream contains one kind of row.
+        json contains ``document``, and people see the page of ``human``. jsonl, csv and tsv contain
+        only the ``rows`` of the list, because all rows of a stream must be of one kind.
         """
         if self.streams:
             self.rows(rows, columns)
@@ -165,7 +168,7 @@ class Output:
             self.document(document, human)
 
     def human(self) -> Human:
-        """Return the page for people in this format (table, plain or markdown)."""
+        """Return a page for people in the format of this output (table, plain or markdown)."""
         return cast(PageWriter, self._writer()).page()
 
     def conclude(self, verdict: str, style: str | None = None) -> None:
@@ -194,39 +197,39 @@ class Output:
 
     @property
     def takes_a_line(self) -> bool:
-        """Return whether a line can be written to standard output without waiting for
-        its reader.
+        """Return whether a line can be written to standard output without waiting for the
+        reader.
         """
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
-        """Pass all data written so far to the system."""
+        """Pass all data that has been written to the system."""
         self._sink.flush()
 
     # -- messages -----------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Print a note on stderr; silenced by -q."""
+        """Print a note on stderr, unless -q was given."""
         if self.quiet < 1:
             self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def tell(self, text: str) -> None:
-        """Print a line that belongs to a question on stderr. -q does not silence it."""
+        """Print a line that belongs to a question on stderr, even if -q was given."""
         self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def warn(self, text: str) -> None:
-        """Print a warning on stderr; silenced by -qq."""
+        """Print a warning on stderr, unless -qq was given."""
         if self.quiet < 2:
             translated = visible(self._translated(text))
             self._say(f"rmqctl: {self.caption(_WARNING)}{translated}")
 
     def debug(self, text: str) -> None:
-        """Print a detail on stderr; shown with -v."""
+        """Print a detail on stderr if -v was given."""
         if self.verbose >= 1:
             self._say(f"rmqctl: debug: {visible(text)}")
 
     def caption(self, text: str) -> str:
-        """Return a label or a question, a text without data, in the user's language."""
+        """Return a label or a question in the user's language. The text must not contain data."""
         return text if self._language is None else self._language.caption(text)
 
     def _translated(self, text: str) -> str:
@@ -250,8 +253,8 @@ class Output:
     # -- progress -----------------------------------------------------------------------------
 
     def screen(self) -> Screen | None:
-        """Return the terminal as a screen; None without a terminal, with another format, or with -q
-        or --no-progress.
+        """Return the terminal as a screen; None without a terminal, with a format other than table,
+        or with -q or --no-progress.
         """
         if self.format != "table" or self.quiet or self._no_progress or not has_screen(
                 self._environ) or self._stdout is None:
@@ -263,8 +266,8 @@ class Output:
     def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
         """Return a context manager that reports progress; ``total`` in bytes, or in ``unit``.
 
-        A bar is drawn only if stderr is a terminal, and not with --no-progress or -q. Inside
-        another progress it is a phase of that progress.
+        A bar is drawn only if stderr is a terminal, and not with --no-progress or -q. While another
+        bar is shown, the new progress is a phase of it.
         """
         if (
             self._no_progress
@@ -292,17 +295,18 @@ class Output:
 
     @contextlib.contextmanager
     def watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Report the progress of a library function that has its own stages; yield the ``advance``
-        function for it.
+        """Report the progress of a library function; yield the ``advance`` function to pass to
+        it.
         """
         with self.progress(label, total) as progress:
             yield progress.advance
 
 
 def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = None) -> None:
-    """Write a message to ``stream`` (stderr), folded to its width.
+    """Write a message to ``stream`` (stderr), folded to the width of the terminal.
 
-    A line that is a command can still be copied. A closed or broken stream is ignored.
+    A line with a command is folded so that it can still be copied. Errors of the stream are
+    ignored.
     """
     width = known_width(stream, os.environ if environ is None else environ)
     text = visible_lines(line)

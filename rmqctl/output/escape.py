@@ -1,7 +1,7 @@
-"""Escapes that keep the bytes of messages from controlling a terminal or a spreadsheet.
+"""Escaping, so that the bytes of messages cannot control a terminal or a spreadsheet.
 
 A body or a key may contain anything: escape sequences, carriage returns, right-to-left overrides,
-half surrogates, spreadsheet formulas. Each output format calls this module before it prints text.
+lone surrogates, spreadsheet formulas. Each output format escapes text with this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern, compiled on first use: a run needs one or two patterns."""
+    """Return a compiled pattern. Patterns are compiled when they are first used, as a run needs
+    only one or two.
+    """
     return re.compile(text)
 
 
@@ -52,15 +54,15 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """Escape ``text`` as :func:`visible` does, but keep line feeds: for text that rmqctl itself
-    breaks into lines.
+    """Escape ``text`` as :func:`visible` does, but keep line feeds, for text that rmqctl itself has
+    divided into lines.
     """
     return _pattern(_UNSAFE_BUT_NEWLINE).sub(_escape, text)
 
 
 def json_visible(encoded: str) -> str:
-    r"""Return equal JSON text in which DEL, C1 controls and the marks that reorder or hide text are
-    ``\uXXXX`` escapes.
+    r"""Return equivalent JSON text with ``\uXXXX`` escapes for DEL, C1 controls, and marks that
+    reorder or hide text.
     """
     return _pattern(_JSON_UNSAFE).sub(_json_escape, encoded)
 
@@ -71,7 +73,7 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Return ``text`` in a form that a spreadsheet reads as text: a formula gets a leading ``'``.
+    """Return ``text`` in a form that a spreadsheet treats as text: a formula gets a leading ``'``.
 
     Plain numbers are unchanged.
     """

@@ -11,30 +11,32 @@ from dataclasses import dataclass, field
 from rmqctl.output.cells import cut, display_width, folded, padded
 
 GAP = 2
-"""Blank columns between two table columns."""
+"""Number of blanks between two table columns."""
 MIN_WIDTH = 12
-"""Minimum width of a text column when fitting to the terminal."""
+"""Minimum width of a text column when a table is fitted to the terminal."""
 _MAX_CELL_LINES = 6
-"""Approximate maximum number of lines of a cell: data is cut, sentences may have more lines."""
+"""Approximate maximum number of lines of a cell with data. Longer data is cut."""
 _MAX_SENTENCE_LINES = 3
 """Number of lines above which a sentence is written below its row."""
 _MAX_WORD = 40
-"""Length above which a word is considered data and may be broken."""
+"""Number of characters above which a word is considered data and may be broken."""
 _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic",
                      "where"})
-"""Columns with words that users copy from the screen; these words are never broken."""
+"""Names of columns with words that users copy from the screen; these words are never broken."""
 _DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
-"""Columns of data, which may be broken anywhere, with their minimum widths."""
+"""Minimum widths of the columns with data, which may be broken anywhere."""
 _WHOLE = frozenset({"hex"})
-"""Data that is never cut, because it was shortened before or the user requested all of it."""
+"""Names of columns with data that is never cut, because it was shortened before, or the user
+requested all of it.
+"""
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
-"""Columns of sentences; one of these columns may be written below each row."""
+"""Names of columns with sentences. One of these columns may be written below each row."""
 _KEPT = frozenset({
     "action", "body", "category", "cause", "count", "detail", "error", "field", "file", "finding",
     "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",
     "offset", "queue", "reason", "severity", "source", "store", "structure", "target", "topic",
     "value", "verdict", "where"})
-"""Columns that are the last to be omitted."""
+"""Names of the columns that are omitted last."""
 _ANY = 1 << 20
 _INDENT = 4
 """Number of blanks before a sentence that is written below its row."""
@@ -42,8 +44,9 @@ _INDENT = 4
 
 @dataclass
 class TableFit:
-    """The layout of a table: columns side by side, their widths, and the column whose text is
-    written ``below`` each row; ``dropped`` columns are not shown. Columns are numbers.
+    """The layout of a table, with columns by number. ``columns``: the columns side by side, with
+    ``widths``. ``below``: the column whose text is written below each row. ``dropped``: columns
+    that are not shown.
     """
 
     columns: list[int]
@@ -54,10 +57,10 @@ class TableFit:
 
 def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]],
            numeric: Sequence[bool], width: int) -> TableFit | None:
-    """Return the layout of a table within ``width``; None if not even two columns fit.
+    """Return the layout of a table within ``width``; None if fewer than two columns fit.
 
-    The steps, in this order: fold sentences, omit empty columns, write a sentence below its row,
-    omit columns, the least important first.
+    These steps are tried in order: fold sentences, omit empty columns, write a sentence below its
+    row, omit other columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
     fit = TableFit(list(range(len(names))))
@@ -83,7 +86,9 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
 def refitted(before: TableFit, names: Sequence[str], headers: Sequence[str],
              cells: Sequence[Sequence[str]], numeric: Sequence[bool],
              width: int) -> TableFit | None:
-    """Return the layout of a later page of the table, with the columns of the first page."""
+    """Return the layout of a later page of a table, with the columns of the first page; None if
+    they do not fit.
+    """
     measured = _Measured(names, headers, cells, numeric)
     after = TableFit(before.columns, before.widths, before.below, before.dropped)
     return after if _settle(after, measured, width) else None
@@ -108,8 +113,8 @@ class _Measured:
 
 
 def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
-    """Set the widths of the columns; return False if they do not fit, or a sentence would fill many
-    lines of a narrow column.
+    """Set the widths of the columns; return False if the columns do not fit, or a sentence would
+    need too many lines in a narrow column.
     """
     natural = [measured.natural[column] for column in layout.columns]
     least = [measured.least[column] for column in layout.columns]
@@ -129,8 +134,8 @@ def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
 
 
 def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return the columns that may be omitted, the first to be omitted first; two columns are always
-    kept.
+    """Return the columns that may be omitted, the least important first. Two columns are not
+    included, as they are always shown.
     """
     kept = set(columns[:1]) | set([c for c in columns if names[c] in _KEPT][:1])
     if len(kept) < 2:
@@ -141,7 +146,7 @@ def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
 
 
 def header_lines(text: str) -> list[str]:
-    """Return the lines into which a header may be split: ``queue_`` and ``offset``."""
+    """Return the lines into which a header may be split, such as ``queue_`` and ``offset``."""
     lines: list[str] = []
     for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
         if lines and display_width(lines[-1] + part) < MIN_WIDTH // 2:
@@ -166,7 +171,9 @@ def header_cells(text: str, width: int) -> list[str]:
 
 
 def _least_width(name: str, text: str) -> int:
-    """Return the minimum width of a column in which no unbreakable word of a text is broken."""
+    """Return the minimum width of the column ``name`` at which no word of a text that must stay in
+    one piece is broken.
+    """
     if name in _DATA or not text:
         return min(_DATA.get(name, 0), _cell_width(text))
     words = list(map(_cell_width, text.split()))
@@ -187,11 +194,10 @@ def _cell_width(text: str) -> int:
 
 
 def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Return column widths between ``least`` and ``natural`` whose sum with gaps is within
+    """Return column widths between ``least`` and ``natural`` with which a table is not wider than
     ``width``.
 
-    The widest shrinkable columns shrink first. The sum exceeds ``width`` if even the minimum widths
-    do not fit.
+    The widest columns shrink first. If the minimum widths do not fit, the table is wider.
     """
     widths = list(natural)
     room = width - GAP * (len(widths) - 1)
@@ -212,7 +218,7 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
 
 
 def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
-    """Return the lines of a cell; long data is cut, and the number of omitted characters is
+    """Return the lines of a cell. Long data is cut, and the number of omitted characters is
     appended.
     """
     limit = width * _MAX_CELL_LINES
@@ -223,7 +229,9 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
 
 def lines_of(names: Sequence[str], cells: Sequence[str], fit: TableFit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
-    """Return a row as lines of parts: (column, text, padding)."""
+    """Return the lines of a row. Each line consists of parts: number of the column, text,
+    padding.
+    """
     texts = [fold_cell(names[column], cells[column], room, mark)
              for column, room in zip(fit.columns, fit.widths, strict=True)]
     lines: list[list[tuple[int, str, str]]] = []
@@ -241,7 +249,7 @@ def lines_of(names: Sequence[str], cells: Sequence[str], fit: TableFit, width: i
 
 
 def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -> str:
-    """Return a line of a row without colour."""
+    """Return the text of a line from its parts (see `lines_of`)."""
     return (" " * GAP).join(blanks + text if numeric[column] else text + blanks
                             for column, text, blanks in parts).rstrip(" ")
 

@@ -1,6 +1,6 @@
 """The output formats by name: their properties, and the modules that write them.
 
-A new format needs a module with a ``writer`` and a line here.
+A new format needs a module with a function ``writer``, and an entry in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class FormatWriter(Protocol):
     """A writer of one format to one stream."""
 
     def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
-        """Write rows as they are produced, with a bounded number in memory; return their number."""
+        """Write rows as they are produced; return their number. Only a bounded number of rows is
+        kept in memory.
+        """
 
     def document(self, document: Mapping[str, Any],
                  human: Callable[[Human], None] | None) -> None:
@@ -36,10 +38,10 @@ class PageWriter(FormatWriter, Protocol):
 class Format(NamedTuple):
     """Properties of a format for commands.
 
-    ``is_data``: for programs, not for people; complete and in UTF-8. ``is_flat``: a row has only
-    cells, so of a document with a list only the list is shown. ``streams``: every row is usable as
-    soon as it is written. ``is_json``: a row is a JSON object. ``module`` has a function
-    ``writer(name, target)``.
+    ``is_data``: whether the format is for programs, and so is complete and in UTF-8. ``is_flat``:
+    whether a row has only cells, without nested values. ``streams``: whether every row is usable as
+    soon as it is written. ``is_json``: whether a row is a JSON object. ``module``: the module with
+    the function ``writer(name, target)``.
     """
 
     module: str

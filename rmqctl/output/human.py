@@ -1,6 +1,6 @@
-"""Pages for people about one object: headings, pairs, tables, text.
+"""Pages for people: headings, pairs, tables, text.
 
-A command writes to :class:`Human`, whether the target is a terminal, a file or a Markdown page.
+A command writes to a :class:`Human`, which formats the page for a terminal, a file or Markdown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUE = 2000
 _MIN_ROOM = 30
-"""Minimum number of columns for a value, however narrow the terminal is."""
+"""Minimum width of a value next to its name; on a narrower terminal the value gets its own line."""
 _UNICODE_SAMPLE = "…─│█▁"
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -63,8 +63,9 @@ _HEADER_PADDING = 2
 class Human(ABC):
     """The page that a command writes to.
 
-    ``width`` is in columns; ``unicode``: block and box characters can be shown; ``colour``: styles
-    have an effect; ``every``: all of many similar entries are listed.
+    ``width``: in terminal columns. ``unicode``: whether block and box characters can be shown.
+    ``colour``: whether styles have an effect. ``every``: whether to list all of many similar
+    entries.
     """
 
     def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None,
@@ -80,13 +81,13 @@ class Human(ABC):
         self.mark = "…" if unicode else "..."
 
     def heading(self, text: str) -> None:
-        """Start a section."""
+        """Start a section with a heading."""
         self._gap()
         self._heading(visible(self._language.caption(text)))
 
     def pairs(self, mapping: Mapping[str, Any], *, styles: Mapping[str, str] | None = None) -> None:
-        """Write names and values, one pair per line; ``styles`` names a style for some of the
-        values.
+        """Write names and values, one pair per line. ``styles``: the styles of some values, by name
+        of the value.
         """
         self._started = True
         texts = {
@@ -100,9 +101,9 @@ class Human(ABC):
     def table(self, rows: Iterable[Row], columns: Sequence[str] | None = None,
               title: str | None = None, *, render: Render | None = None,
               styles: Styles | None = None) -> int:
-        """Write rows as a table, streamed; return their number.
+        """Write rows as a table while they are produced; return their number.
 
-        ``render`` formats the values of a column; ``styles`` colours them by value.
+        ``render`` and ``styles``: see `Output.rows`.
         """
         if title:
             self._gap()
@@ -119,7 +120,9 @@ class Human(ABC):
         self._sink.write("\n")
 
     def _lines(self, text: str) -> str:
-        """Write sentences folded between words; a command can still be copied."""
+        """Return a text folded to the width of the page. A command is folded so that it can still
+        be copied.
+        """
         if self._limit is None:
             return text
         return "\n".join(part for line in text.split("\n") for part in self._folded(line))
@@ -135,8 +138,8 @@ class Human(ABC):
         return folded(line, limit, indent)
 
     def _pair_lines(self, texts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-        """Yield, for each line of the pairs, (name, name or blanks that fill the name column, part
-        of the value).
+        """Yield, for each line of the pairs: the name, the text of the name column (the name or
+        blanks), and a part of the value.
         """
         width = max(map(display_width, texts))
         room = None if self._limit is None else self._limit - width - 2
@@ -280,9 +283,10 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLay
                      limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
-    The header is printed once. The first page sets the column widths; a page with longer cells is
-    wider, and no page is narrower, so columns stay aligned in nearly all cases. From the first page
-    that exceeds ``limit`` on, the table is fitted to ``limit``.
+    The header is printed once. The first page determines the widths of the columns. They become
+    larger on a page with longer cells, but never smaller, so that columns are aligned in nearly all
+    cases. From the first page with lines longer than ``limit`` on, the table is fitted to
+    ``limit``.
     """
     # The first page decides the columns and which of them are right-aligned.
     first, stream = peek(pages(rows))
@@ -335,7 +339,9 @@ def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Se
 
 
 class _Narrow:
-    """The pages of a plain table that is fitted to a width; ``hidden``: columns that do not fit."""
+    """A plain table that is fitted to a width, page by page. ``hidden``: columns that do not
+    fit.
+    """
 
     def __init__(self, names: Sequence[str], headers: Sequence[str], numeric: Sequence[bool],
                  width: int, mark: str) -> None:

@@ -1,4 +1,4 @@
-"""JSON and JSON lines: streamed, always valid UTF-8, never NaN."""
+"""JSON and JSON lines: written as rows are produced, always valid UTF-8, without NaN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPACT = json.JSONEncoder(
 )
 
 _MIN_FAST_ROWS = 256
-"""Minimum number of rows for which loading another encoder pays off."""
+"""Number of rows from which on loading a faster encoder saves time."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
 
@@ -49,8 +49,8 @@ def _encode(value: Any) -> str:
 
 
 def _encode_row(row: Row) -> str:
-    """Encode a row with the same result as `_encode`, but several times faster for rows of texts,
-    integers and flat containers.
+    """Encode a row with the same result as `_encode`. It is several times faster if the row
+    contains only texts, integers and flat containers.
     """
     values = row.values()
     kinds = set(map(type, values))
@@ -77,7 +77,7 @@ def _fast() -> Any:
 
 
 def _indented(value: Any, margin: str = "") -> str:
-    """Return JSON text in lines, for people: short flat objects and lists stay on one line."""
+    """Return indented JSON text. Short flat objects and lists are on one line."""
     if isinstance(value, Mapping):
         items = [_lead(str(key)) for key in value]
         values = list(value.values())
@@ -106,7 +106,9 @@ def _lead(name: str) -> str:
 
 
 class JsonLines:
-    """Writer of one object per line; lines are written after a pause or a FLUSH."""
+    """Writer of JSON lines: one object per line. Lines are collected and written after a moment, or
+    at a FLUSH.
+    """
 
     def __init__(self, target: WriterTarget) -> None:
         self._sink, self._terminal = target.sink, target.terminal
@@ -122,7 +124,7 @@ class JsonLines:
 
 
 class Json(JsonLines):
-    """Writer of an array with one object per line, or of a document in several lines."""
+    """Writer of JSON: rows as an array with one object per line, or a document in several lines."""
 
     def rows(self, rows: Iterable[Row | Encoded], layout: RowLayout) -> int:
         """Write the rows. If ``rows`` raises, the array stays open, so that a reader rejects the

@@ -1,8 +1,8 @@
-"""Languages of the output: English, or a language with a catalog here (``zh.toml``).
+"""Languages of the output: English, or a language with a catalog in this package (``zh.toml``).
 
-Data (json, jsonl, csv, tsv) is the same in every language, and so are all words that users type or
+Data (json, jsonl, csv, tsv) is the same in every language. So are all words that users type or
 search for: names of commands, findings, actions, severities, topics and files, units, times. A
-`Phrase` is translated with its values; other texts by the template that they fit
+`Phrase` is translated with its values. Any other text is translated by the template that it matches
 (`rmqctl.output.texts`).
 """
 
@@ -28,46 +28,52 @@ _DATA = frozenset({"body", "key", "keys", "tags", "properties", "properties_raw"
                    "file", "path", "name", "store", "value", "command", "queue", "host", "hex",
                    "text", "record", "state", "status", "type", "kind", "category", "action",
                    "placement", "effect"})
-"""Names of fields whose values come from the store or are typed by users: never translated."""
+"""Names of fields whose values are never translated, because they come from the store or users type
+them.
+"""
 _SENTENCE = re.compile(r"(?<![\w/.:=@%-])[A-Za-z][a-z']+(?: [(]?[a-z][a-z']+){2,}(?![\w/=-])")
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"")
 _TEXTS = frozenset({"cause", "content", "detail", "error", "fault", "from", "help", "lost",
                     "meaning", "note", "problem", "reason", "remark", "result", "retries", "target",
                     "to", "troubles", "what", "where", "why"})
-"""Table columns with texts of rmqctl; any other column may contain data of a message."""
+"""Names of table columns with texts of rmqctl. All other columns may contain data of messages."""
 IN_ENGLISH = Phrase("This text is not translated yet.")
 _ENTRY = re.compile(r'^("(?:[^"\\]|\\.)*") = ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language. ``name``: as in ``--lang``. ``catalog``: English template -> template; empty for
-    English.
+    """A language. ``name``: the value of ``--lang``. ``catalog``: translated templates by English
+    template; empty for English.
     """
 
     name: str = ENGLISH
     catalog: Catalog = field(default_factory=Catalog)
 
     def say(self, value: Any) -> Any:
-        """Return a `Phrase` in this language; anything else is data, and unchanged."""
+        """Return a `Phrase` in this language; any other value is data and returned unchanged."""
         return value if not isinstance(value, Phrase) else self.catalog.tidy(
             value.translated(self.catalog))
 
     def text(self, text: str) -> str:
-        """Return a text for people in this language; it may contain data."""
+        """Return a text for people in this language. The text may contain data."""
         return self.catalog.text(text) if type(text) is str else str(self.say(text))
 
     def lacks(self, text: str) -> bool:
-        """Return whether a text for people has no translation and remains an English sentence."""
+        """Return whether a text for people lacks a translation, so that it remains an English
+        sentence.
+        """
         return self.name != ENGLISH and bool(_SENTENCE.search(_QUOTED.sub("", self.text(text))))
 
     def cell(self, column: str, value: Any) -> Any:
-        """Return the value of a cell in a table: only known columns contain texts."""
+        """Return the value of a table cell in this language. Texts are translated only in columns
+        that are known to contain texts of rmqctl.
+        """
         return self.value(column, value) if column in _TEXTS else self.say(value)
 
     def value(self, name: str, value: Any) -> Any:
-        """Return the value of a field: a text that fits a template is translated, unless the field
-        contains data of the store.
+        """Return the value of a field in this language. A text is translated if it matches a
+        template, unless the field contains data of the store.
         """
         if isinstance(value, str) and name not in _DATA and "." not in name:
             return self.text(value)
@@ -79,16 +85,16 @@ class Language:
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return ``given``, else the language of the first environment variable that is set; English
-    without a catalog.
+    """Return the language that ``given`` names, or else the first environment variable that is set.
+    The result is English if that language has no catalog.
     """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
     return CHINESE if name.lower().startswith(CHINESE) else ENGLISH
 
 
 def requested(words: Sequence[str], environ: Mapping[str, str]) -> Language:
-    """Return the language for help and errors, which do not wait for the options to be parsed.
-    With a format for programs, only ``--lang`` counts.
+    """Return the language for help and errors, which must be known before the options are parsed.
+    Environment variables are ignored if the output format is for programs.
     """
     given, form = None, ""
     for word, following in pairwise((*words, "")):
@@ -103,7 +109,7 @@ def requested(words: Sequence[str], environ: Mapping[str, str]) -> Language:
 
 @cache
 def language(name: str) -> Language:
-    """Return the language called ``name``, and read its catalog."""
+    """Return the language called ``name``, with its catalog."""
     if name == ENGLISH:
         return Language()
     from importlib.resources import files

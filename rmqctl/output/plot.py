@@ -1,4 +1,4 @@
-"""Plots in text: bars and columns. Pure functions from numbers to lines."""
+"""Plots as text: bars and columns. Pure functions that convert numbers to lines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool =
          show: Callable[[float], str] = _number) -> str:
     """Return horizontal bars, one line per ``(label, value)``, with the value at the end.
 
-    The longest bar fills ``width`` columns; values must not be negative. Without ``unicode`` bars
-    consist of ``#``. A value above zero always shows a mark. Without items the result is ``""``.
+    Values must not be negative. The line of the greatest value is ``width`` columns wide. Without
+    ``unicode`` bars consist of ``#``. The bar of a value above 0 is never empty. Without items the
+    result is ``""``.
     """
     pairs = [
         (cut(visible(label), _MAX_LABEL, "…" if unicode else "..."), value)
@@ -54,9 +55,9 @@ def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, 
             unicode: bool = True, show: Callable[[float], str] = _number) -> str:
     """Return a series over time as columns, ``height`` lines high, with an axis.
 
-    ``first`` and ``last`` label the two ends of the axis. If there are more values than columns,
-    groups of neighbours of equal size are summed (the scale is then per column); else each value
-    has a column. Without values the result is ``""``.
+    ``first`` and ``last``: labels at the ends of the axis. Each value has a column; if there are
+    more values than columns, each column shows the sum of a group of adjacent values. Without
+    values the result is ``""``.
     """
     if not values:
         return ""
@@ -84,8 +85,8 @@ def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, 
 
 
 def _column_cell(left: int, unicode: bool) -> str:
-    """Return the cell of a column at a level; ``left`` is the number of steps above the level's
-    floor.
+    """Return the character of a column in a line. ``left``: number of steps by which the column is
+    higher than the bottom of the line.
     """
     if left <= 0:
         return " "

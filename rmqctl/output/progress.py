@@ -1,4 +1,4 @@
-"""Progress on stderr: a line on a terminal, nothing anywhere else."""
+"""Progress on stderr: a line if stderr is a terminal, otherwise nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rmqctl.output.units import count_text, rate_text, size_text
 
 _REDRAW_SECONDS = 0.25
 _SURE_SECONDS = 2.0
-"""Seconds before a rate is reliable enough to show the time left."""
+"""Time in seconds after which a rate is reliable enough to show the remaining time."""
 _STALLED_SECONDS = 10.0
-"""Seconds without progress after which no time left is shown."""
+"""Time in seconds without progress after which the remaining time is no longer shown."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _MIN_BAR = 8
 _MAX_BAR = 40
@@ -25,9 +25,9 @@ _SPINNER = "|/-\\"
 
 
 class Progress:
-    """Silent progress, and the interface of all kinds. A context manager.
+    """Progress that shows nothing, and the interface of all other classes. A context manager.
 
-    ``advance`` may be called often and from any thread: it only adds.
+    ``advance`` is fast and may be called from any thread.
     """
 
     def __enter__(self) -> Self:
@@ -35,13 +35,13 @@ class Progress:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None,
                  traceback: TracebackType | None) -> None:
-        """End the display; never swallows an exception."""
+        """End the display. Exceptions are not suppressed."""
 
     def advance(self, amount: int) -> None:
-        """Add ``amount`` completed units (bytes, or the unit of the total)."""
+        """Add ``amount`` completed units: bytes, or the unit of the total."""
 
     def total(self, amount: int) -> None:
-        """Set the total."""
+        """Set the total number of units."""
 
     def label(self, text: str) -> None:
         """Set the label of the current work."""
@@ -54,10 +54,10 @@ class Progress:
 
 
 class BarProgress(Progress):
-    """A line that a thread redraws four times a second.
+    """A line on a terminal, which a thread redraws four times a second.
 
-    The line appears after a moment, so quick commands never show it. The time left applies to the
-    named phase, at the phase's average rate.
+    The line appears after a moment, so quick commands never show it. The remaining time is that of
+    the current phase, at the average rate of this phase.
     """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
@@ -111,7 +111,7 @@ class BarProgress(Progress):
         self.begin(text, total, unit_bytes=True)
 
     def begin(self, text: str, total: int | None, *, unit_bytes: bool) -> None:
-        """Begin a phase in bytes, or in the unit of the progress."""
+        """Begin a phase. ``unit_bytes``: whether its units are bytes."""
         with self._lock:
             self._label, self._total, self._done = text, total, 0
             self._unit_bytes = unit_bytes
@@ -119,7 +119,7 @@ class BarProgress(Progress):
 
     @property
     def is_running(self) -> bool:
-        """Return whether the display has started and not ended."""
+        """Return whether the display has started and has not ended."""
         return self._drawer is not None and not self._ended.is_set()
 
     def hide(self) -> None:
@@ -136,7 +136,7 @@ class BarProgress(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the line in its current state, unless it is too early."""
+        """Draw the line, unless it must not appear yet."""
         with self._lock:
             if self._clock() < self._show_at:
                 return
@@ -152,7 +152,9 @@ class BarProgress(Progress):
             self._ended.set()
 
     def line(self) -> str:
-        """Return the line, shortened to the width; the least important parts are dropped first."""
+        """Return the line. If it is wider than the terminal, the least important parts are
+        omitted.
+        """
         now = self._clock()
         total = self._total
         # Everything is read, but the work continues: a full bar would look finished.
@@ -188,8 +190,8 @@ class BarProgress(Progress):
         return text
 
     def _rate(self, now: float) -> float | None:
-        """Return the units per second since the phase began; None if it is too early for a reliable
-        rate.
+        """Return the number of units per second since the phase began; None if the rate is not
+        reliable.
         """
         spent = now - self._phase_began
         if spent < _SURE_SECONDS or not self._done or now - self._moved > _STALLED_SECONDS:

@@ -1,5 +1,5 @@
-"""Metrics in Prometheus's format: for an HTTP response, or for a file of node_exporter's textfile
-collector, which the caller writes with `rmqctl.files.durable.replace_file`.
+"""Metrics in the text format of Prometheus, for an HTTP response or a file of node_exporter's
+textfile collector.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """A metric; ``samples`` are (labels, value). A name that ends with ``_total`` is a counter, any
-    other a gauge.
+    """A metric: a counter if its name ends with ``_total``, else a gauge. ``samples``: pairs of
+    labels and value.
     """
 
     name: str
@@ -19,7 +19,9 @@ class Metric(NamedTuple):
 
 
 def families(metrics: Iterable[Metric]) -> Iterator[Any]:
-    """Yield the metrics as objects of the client library; labels that are not UTF-8 get escapes."""
+    """Yield the metrics as objects of the client library. In labels, characters that UTF-8 cannot
+    encode are escaped.
+    """
     from prometheus_client.core import Metric as Family
 
     for metric in metrics:
@@ -34,7 +36,7 @@ def families(metrics: Iterable[Metric]) -> Iterator[Any]:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Return the text exposition format."""
+    """Return the metrics in the text exposition format."""
     from prometheus_client import generate_latest
 
     class _Collected:

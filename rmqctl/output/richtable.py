@@ -1,8 +1,8 @@
 """Tables on a terminal, coloured by rich, page by page. Imported only when a table is drawn.
 
-`fitting` decides the layout within the width. rich renders to a string that goes through the sink
-like all output. So data is never interpreted as markup, and the exit of the reader is handled in
-one place.
+`fitting` determines the layout for the width of the terminal. rich renders to a string, which is
+written to the sink like all other output. So data is never interpreted as markup, and only the sink
+has to handle the exit of the reader.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ STYLES = {
 
 
 class _Paper(io.StringIO):
-    """A string to draw on. It reports the encoding of the real stream (for box characters)."""
+    """A buffer for rich's output. It reports the encoding of the real stream, which determines
+    whether box characters can be used.
+    """
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -73,7 +75,9 @@ class _Paper(io.StringIO):
 
 @dataclass(frozen=True)
 class Canvas:
-    """Drawing settings of a stream: width in columns, colour or not, and encoding."""
+    """Settings for drawing on a stream. ``width``: in terminal columns; ``colour``: whether to use
+    colours.
+    """
 
     width: int
     colour: bool
@@ -111,10 +115,10 @@ class Canvas:
 def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: RowLayout) -> int:
     """Stream ``rows`` as one table, never wider than the terminal; return their number.
 
-    The first page sets columns and widths; longer text on a later page folds unless it fits.
-    Numbers, names and words are neither broken nor cut. Columns that do not fit are omitted and
-    listed below the table. If fewer than two columns fit, each row from that page on is a list of
-    its values.
+    The first page determines the columns and their widths; on later pages, texts that are too long
+    are folded. Numbers, names and words are never broken or cut. Columns that do not fit are
+    omitted and listed below the table. If fewer than two columns fit, the rows of this page and of
+    all later pages are shown as lists of their values.
     """
     # The first page decides the columns.
     first, stream = peek(pages(rows))
@@ -157,7 +161,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Ro
 
 def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str], canvas: Canvas,
              styles: Mapping[int, str]) -> str:
-    """Return a row as a list of its values and a blank line; empty values are omitted."""
+    """Return a row as a list of its values, without empty values, and a blank line."""
     wide = max(map(display_width, headers))
     room = max(canvas.width - wide - GAP, MIN_WIDTH)
     mark = "…" if canvas.unicode else "..."
@@ -179,7 +183,7 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
 
 
 def _header(canvas: Canvas, headers: Sequence[str], fit: TableFit, numeric: Sequence[bool]) -> str:
-    """Return the header and the rule below it."""
+    """Return the header of a table, and the line below it."""
     lines = [Text(line, style="bold") for line in header_of(headers, fit, numeric)]
     wide = max(total(fit.widths), *(line.cell_len for line in lines))
     if not canvas.unicode:
@@ -198,7 +202,7 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
 
 def _line(names: Sequence[str], cells: Sequence[str], fit: TableFit, numeric: Sequence[bool],
           canvas: Canvas, styles: Mapping[int, str]) -> str:
-    """Return a row, on several lines if a cell folds."""
+    """Return a row of a table; it has several lines if a cell is folded."""
     mark = "…" if canvas.unicode else "..."
     lines = []
     for parts in lines_of(names, cells, fit, canvas.width, mark):

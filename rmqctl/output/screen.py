@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Screen:
     """The complete terminal, as a context manager that restores the previous content.
 
-    While a terminal does not accept output, drawing is skipped: nothing waits for it.
+    While the terminal does not accept output, no page is drawn, so that the command does not wait.
     """
 
     def __init__(self, stream: IO[str], environ: Mapping[str, str], language: Language | None
@@ -50,7 +50,7 @@ class Screen:
         return self._console.size.height
 
     def show(self, page: Callable[[Human], None]) -> None:
-        """Draw a page in place of the last page; do nothing while the last page is still being
+        """Replace the last page with a new page; do nothing while the last page is still being
         drawn.
         """
         if self._drawn is not None and not self._drawn.done():

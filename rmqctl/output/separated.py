@@ -1,4 +1,4 @@
-"""CSV and TSV: a header, one record per row, nested values as JSON, no live formulas."""
+"""CSV and TSV: a header, one record per row, nested values as JSON. Formulas are escaped."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 class _RecordLines:
-    """The records of a csv writer, each ended with a single line feed.
+    """Receives the records of a csv writer, and ends each of them with a single line feed.
 
-    The writer must be set to CR LF: only then does the writer quote a carriage return within a
-    field.
+    The writer must use CR LF, because only then it quotes a carriage return within a field.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class _RecordLines:
 
 
 def _field(value: Any) -> Any:
-    """Return a value for the csv module; numbers stay numbers."""
+    """Convert a value for the csv module; numbers are unchanged."""
     if isinstance(value, str):
         return spreadsheet_safe(value)
     if value is None or isinstance(value, int | float):
@@ -52,17 +51,17 @@ def _field(value: Any) -> Any:
 
 
 class Separated:
-    """Writer of records with a separator. On a terminal control characters are escaped; in a file
-    or pipe the text is unchanged.
+    """Writer of CSV or TSV. Control characters are escaped on a terminal, but not in a file or a
+    pipe.
     """
 
     def __init__(self, name: str, target: WriterTarget) -> None:
         self._name, self._target = name, target
 
     def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
-        """Write rows. Without given columns, the keys of the first page of rows are the columns.
+        """Write rows. If no columns are given, the keys of the first page of rows are the columns.
 
-        A key that first appears later has no column; it is reported once on stderr.
+        A key that appears only on a later page has no column; it is reported once on stderr.
         """
         columns, sink, terminal = layout.columns, self._target.sink, self._target.terminal
         first, stream = peek(pages(rows))
@@ -105,9 +104,10 @@ def writer(name: str, target: WriterTarget) -> Separated:
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` for each leaf of a nested value: ``topics[0].queues[2].min_offset``.
+    """Yield the path, such as ``topics[0].queues[2].min_offset``, and the value of each leaf of a
+    nested value.
 
-    Empty lists and objects are leaves too (``[]``, ``{}``), so that they remain visible.
+    Empty lists and objects (``[]``, ``{}``) are leaves too, so that they are not lost.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():

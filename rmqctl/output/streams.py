@@ -1,7 +1,7 @@
 """stdout and stderr: their properties, and how text is written to them.
 
-Formats write through a :class:`Sink`, which does the encoding, so that data formats are UTF-8 under
-every locale and every character can be encoded.
+All formats write to a :class:`Sink`, which encodes the text. So data formats are in UTF-8 with any
+locale, and every character can be encoded.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def has_screen(environ: Mapping[str, str]) -> bool:
 
 
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether to colour ``stream``: NO_COLOR (https://no-color.org) first, then FORCE_COLOR,
-    then whether it is a terminal.
+    """Return whether to use colours on ``stream``. NO_COLOR (https://no-color.org) prevents them,
+    FORCE_COLOR enables them; otherwise they are used on a terminal.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -49,8 +49,8 @@ def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
 
 
 def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
-    """Return the available columns: COLUMNS, else the terminal's width; None for a file or a pipe,
-    whose lines may have any length.
+    """Return the maximum number of columns of a line: COLUMNS, or else the terminal's width. None
+    for a file or a pipe, whose lines may have any length.
     """
     columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
@@ -64,7 +64,7 @@ def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
 
 
 def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
-    """Return the columns for the layout: the available ones, else 100."""
+    """Return the number of columns for a layout: that of `known_width`, or else 100."""
     return known_width(stream, environ) or _FALLBACK_WIDTH
 
 
@@ -91,12 +91,12 @@ def can_encode(stream: Any, sample: str) -> bool:
 
 
 class Sink:
-    """A text stream with its own ``encoding`` (None: the stream's).
+    """A text stream. ``encoding``: encoding to use instead of that of ``stream``.
 
-    Characters that the encoding lacks become backslash escapes. In JSON, which is UTF-8, only lone
-    surrogates are such characters, and their escape is also the JSON escape. ``before_write`` is
-    called before each write; it clears a progress bar from the screen. Writing raises
-    BrokenPipeError if the reader exited, StoreIOError for any other failure.
+    Characters that the encoding lacks become backslash escapes. UTF-8 lacks only lone surrogates,
+    for which these are also the escapes of JSON. ``before_write`` is called before each write, to
+    clear a progress bar from the screen. Writing raises BrokenPipeError if the reader has exited,
+    StoreIOError for any other failure.
     """
 
     def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:
@@ -108,7 +108,7 @@ class Sink:
             self._guard(stream.flush)  # earlier text comes first
 
     def write(self, text: str | bytes | memoryview) -> None:
-        """Write all of ``text``, which may already be encoded."""
+        """Write a text, which may already be encoded."""
         if self._stream is None:
             raise StoreIOError("cannot write to standard output: it is closed")
         if self.before_write is not None:
@@ -121,8 +121,8 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Write everything to an unbuffered stdout, where a signal may interrupt a write to a full
-        pipe.
+        """Write everything, also if stdout is unbuffered, so that a single write may write only a
+        part.
         """
         assert self._buffer is not None
         remaining = memoryview(data)
@@ -135,7 +135,7 @@ class Sink:
             remaining = remaining[len(remaining) if done is None else done:]
 
     def flush(self) -> None:
-        """Pass everything written so far to the system."""
+        """Pass everything that has been written to the system."""
         if self._stream is not None:
             self._guard((self._buffer or self._stream).flush)
 
@@ -161,7 +161,7 @@ class Raw(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of ``data``; return its length."""
+        """Write all of ``data``; return its length in bytes."""
         view = memoryview(data).cast("B")
         self._sink.write(view)
         self._at += len(view)
@@ -177,8 +177,9 @@ class Raw(io.RawIOBase):
 class WriterTarget(NamedTuple):
     """The stream that a writer writes to, and its properties.
 
-    ``terminal``: the stream is a terminal, on which control characters would act. ``warn`` writes
-    to stderr. ``language``: of pages for people, None for English. ``every``: see `Output.open`.
+    ``terminal``: whether the stream is a terminal, which would interpret control characters.
+    ``warn``: prints a warning on stderr. ``language``: language of pages for people, None for
+    English. ``every``: see `Output.open`.
     """
 
     sink: Sink
@@ -191,20 +192,20 @@ class WriterTarget(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the columns for the layout."""
+        """Return the number of columns for a layout."""
         return terminal_width(self.stream, self.environ)
 
     @property
     def limit(self) -> int | None:
-        """Return the maximum columns of a line; None for a file or a pipe."""
+        """Return the maximum number of columns of a line; None for a file or a pipe."""
         return known_width(self.stream, self.environ)
 
 
 def wait(seconds: float) -> None:
     """Sleep; raise BrokenPipeError as soon as the reader of stdout has exited.
 
-    Otherwise ``tail -f | head -1`` on a quiet store would never end, because no write fails as long
-    as there is nothing to write. A terminal or a file has no reader that exits.
+    A plain sleep would let ``tail -f | head -1`` run forever on a store without new messages,
+    because only a write would fail.
     """
     until = time.monotonic() + seconds
     try:

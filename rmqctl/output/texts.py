@@ -1,9 +1,9 @@
-"""Translation of finished English texts, by the template that produced each text.
+"""Translation of finished English texts, by the template from which each text was built.
 
-Library code builds its texts (details of findings, reasons, errors) with f-strings and has no
-notion of languages. Only the page for people looks up the template in the catalog that matches a
-text, and inserts the values found in the text into the translated template. In the catalog, the
-values of an f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
+Library code builds its texts (details of findings, reasons, errors) with f-strings, in English.
+Only the page for people translates them: it finds the template in the catalog that matches a text,
+and inserts the values in the text into the translated template. In the catalog, the values of an
+f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from rmqctl.phrases import Catalog
 _NUMBER = r"-?[\d,]+(?:\.\d+)?"
 _ANYTHING = r".*?"
 _LETTERS = 4
-"""Minimum number of letters of a template that texts are compared with."""
+"""Minimum number of letters in a template; texts are not compared with templates that have
+fewer.
+"""
 _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
-"""Separators between texts that have separate templates."""
+"""Separators between texts that were joined."""
 _SPECIFIC, _BEGINNING = 24, 12
 _START = 20
-"""Weight of a template that does not begin with a value, in characters of text."""
+"""Number of characters that a template counts as having more if it does not begin with a value (see
+`Texts._templates`).
+"""
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
-"""A blank between East Asian characters, which remains if one of the two was an English word."""
+"""A blank between East Asian characters, which remains where one of them has replaced an English
+word.
+"""
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
 _SINGULAR = re.compile(r"1 ([a-z ]+[a-z])")
 _CACHED = 4096
@@ -36,15 +42,17 @@ _MAX_JOINTS = 40
 
 class _Template(NamedTuple):
     anchor: str
-    """The template's longest piece without a value."""
+    """The longest text between two values of the template."""
     pattern: str
     key: str
     is_long: bool
-    """True if the template is specific enough even if one of its values is not translated."""
+    """Whether the template is specific enough to be used even if a value remains English."""
 
 
 def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (text, name of the value after it or None, format of the value)."""
+    """Yield the pieces of a template: a text, and the name and the format of the value after it
+    (None and "" without a value).
+    """
     for text, name, form, _ in string.Formatter().parse(template):
         yield text, name, form or ""
 
@@ -59,9 +67,9 @@ class TextCatalog(Catalog):
     """A catalog that also translates finished texts."""
 
     def text(self, text: str) -> str:
-        """Return an English text in the language; unchanged if no template matches.
+        """Translate an English text; return it unchanged if no template matches.
 
-        A single word may be a name in the store and is not translated.
+        A single word is not translated, because it may be a name in the store.
         """
         if " " not in text or (not text.isprintable() and "\n" not in text):
             return text
@@ -88,7 +96,7 @@ class TextCatalog(Catalog):
         return self._single(text) or self._by_parts(text)
 
     def _single(self, text: str) -> str | None:
-        """Translate ``1 entry``, for which the catalog contains only ``{count:,} entries``."""
+        """Translate a text such as ``1 entry``; the catalog contains only ``{count:,} entries``."""
         match = _SINGULAR.fullmatch(text)
         if match is None:
             return None
@@ -102,8 +110,8 @@ class TextCatalog(Catalog):
         return None
 
     def _by_parts(self, text: str) -> str | None:
-        """Translate a text that was joined from several texts, if all of them, or those at the end,
-        have templates.
+        """Translate a text that was joined from several texts: each of them by its own template,
+        where there is one. None if nothing was translated.
         """
         if sum(map(text.count, _JOINTS)) > _MAX_JOINTS:
             return None
@@ -123,8 +131,8 @@ class TextCatalog(Catalog):
 
     @cached_property
     def _templates(self) -> list[_Template]:
-        """Return the templates with values, the most specific first: those with the most text of
-        their own and without a value at the beginning.
+        """Return the templates with values, the most specific first. A template is more specific if
+        it has more text and does not begin with a value.
         """
         templates = []
         for key in self:

@@ -12,7 +12,9 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def size_text(count: int) -> str:
-    """Return bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0 GiB``."""
+    """Return a number of bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0
+    GiB``.
+    """
     value = float(count)
     unit = _BINARY[0]
     for unit in _BINARY:
