@@ -21,8 +21,8 @@ __path__ = [os.path.abspath(folder) for folder in __path__]
 
 
 def __getattr__(name: str) -> Any:
-    """Entry point for Python programs, loaded on first use because the command line does not need
-    it.
+    """Load the entry point for Python programs when it is first used; the command line does not
+    need it.
     """
     if name == "open":
         from rmqctl.api import open as opened

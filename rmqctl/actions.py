@@ -1,4 +1,4 @@
-"""An action of a plan: of a repair, or of a broker at startup."""
+"""The actions of plans: of a repair, and of a broker at startup."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None
-"""State before or after an action: a number, a file's name, or numbers by name; None without a
-value.
+"""State before or after an action: a number, the name of a file, or several numbers by name; None
+if the state is not a value.
 """
 _TIME = "_timestamp"
-"""Suffixes of the names of numbers that are times (epoch ms)."""
+"""Suffix of the names of numbers that are times (epoch ms)."""
 _PLURALS = {"entry": "entries"}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action on ``target``, relative to the store root if it is inside it (``commitlog/000…``,
-    ``consumequeue/TopicTest/0``, ``checkpoint``).
+    """An action. ``target``: the affected file or folder, relative to the store root if it is in
+    the store (``commitlog/000…``, ``consumequeue/TopicTest/0``, ``checkpoint``).
 
     ``before`` and ``after`` (JSON: ``from``, ``to``) are the old and the new state, as data.
-    ``unit``: the unit of both (``byte``, ``entry``); "" for offsets (of the end of a queue or the
-    log), names, or a byte value (``0x41``). ``offset`` and ``length``: the affected bytes of the
-    log, None if all of the target is affected. ``reason`` is in words; ``proof`` is the evidence,
-    as data. ``action`` is a verb of at most three words: ``truncate``, ``move aside``, ``rebuild``,
-    ``fill`` …
+    ``unit``: the unit of ``before`` and ``after`` (``byte``, ``entry``); "" for offsets (of the end
+    of a queue or the log), names, or a byte value (``0x41``). ``offset`` and ``length``: the
+    affected bytes of the log, None if all of the target is affected. ``reason``: a sentence;
+    ``proof``: the evidence, as data. ``action`` is a verb of at most three words: ``truncate``,
+    ``move aside``, ``rebuild``, ``fill`` …
     """
 
     action: str
@@ -47,7 +47,7 @@ class Action:
                 "proof": None if self.proof is None else dict(self.proof)}
 
     def in_words(self) -> dict[str, str | int]:
-        """Return the row for a table in the output: action, target, from, to, reason."""
+        """Return the action as a row of a table: action, target, from, to, reason."""
         before = self._cell(self.before)
         if self.offset is not None:
             before = (f"{self.length or 0:,} bytes from {self.offset}" if self.before is None

@@ -1,10 +1,10 @@
 """rmqctl for Python programs: a store opened for reading, and its messages as objects or in
 columns.
 
-`rmqctl.open` is the entry point. The names in `__all__` stay compatible within a major version; the
-rest of the package is internal. Only `RepairPlan.apply` writes, and nothing is read before it is
-needed. Errors are `rmqctl.errors.RmqctlError`. Damage does not end a reading: see
-`Messages.problems`.
+`rmqctl.open` is the entry point. The names in `__all__` remain compatible within a major version;
+the rest of the package is internal. Only `RepairPlan.apply` writes, and data is read only when it
+is needed. Errors are subclasses of `rmqctl.errors.RmqctlError`. Damage does not raise an error:
+reading continues after it (see `Messages.problems`).
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
 _MAX_SHOWN, _MAX_WIDTH = 10, 80
-"""Number of messages, and number of characters of a value, that a notebook shows."""
+"""Maximum number of messages, and of characters of a value, that a notebook shows."""
 Time = datetime | int | str
 
 
 class Message(TypedDict, total=False):
     """A message: the fields of the JSON message object, with the stored bytes of the body.
 
-    Times are epoch milliseconds. ``property.NAME``, if requested, is a property, ``body.NAME`` a
-    field of the decoded body. The last three fields exist with ``decode``.
+    Times are epoch milliseconds. If requested, there are also ``property.NAME``, a property, and
+    ``body.NAME``, a field of the decoded body. The last three fields exist only with ``decode``.
     """
 
     physical_offset: int
@@ -107,7 +107,9 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Queue(Row):
-    """A consume queue: its first queue offset and the one after its last, None if unreadable.
+    """A consume queue. ``min_offset``: its first queue offset; ``max_offset``: the queue offset
+    after its last entry; None if it cannot be read. ``messages``: number of its messages.
+
     ``kind``: ``simple``, or ``batch`` for a batch consume queue.
     """
 
@@ -121,7 +123,7 @@ class Queue(Row):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Topic(Row):
-    """A topic, the number of messages in its queues, and the queues."""
+    """A topic and its queues. ``messages``: number of messages in all queues."""
 
     topic: str
     messages: int
@@ -151,10 +153,10 @@ class GroupOffset(Row):
 
 def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  # noqa: A001
          broker_conf: str | os.PathLike[str] | None = None) -> Store:
-    """Open the store root at ``path`` for reading.
+    """Open the store at ``path`` for reading.
 
-    ``commitlog_dirs``: the folders of a multi-path log, if they cannot be found. ``broker_conf``:
-    the path of the broker's configuration file.
+    ``commitlog_dirs``: the folders of a multi-path log, if rmqctl does not find them.
+    ``broker_conf``: the path of the broker's configuration file.
     Raises: NotAStoreError, StoreIOError.
     """
     sizes = Sizes()
@@ -196,15 +198,15 @@ class Store:
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
                  tz: tzinfo = UTC, view: str = "disk") -> Messages:
-        """Return messages as `rmqctl read` does: of a topic through its consume queue, otherwise of
-        the whole log in physical order.
+        """Return messages as `rmqctl read` does: those of a topic through its consume queues,
+        otherwise those of the whole log in physical order.
 
-        ``offset`` is a queue offset. ``topics`` are several topics, in log order. ``since`` and
-        ``until`` are store times, inclusive: datetime, epoch milliseconds, or any text that the
-        command accepts (``"-2h"``). ``where`` contains conditions as for ``--where``. ``fields``
-        are those of `Message`. ``decode`` is the value of ``--decode``: messages get ``decoded``,
-        ``decoded_as`` and ``internal``; fields ``body.NAME`` do not need it. ``view="broker"``
-        stops where a broker would truncate the log.
+        ``offset``: a queue offset. ``topics``: several topics, whose messages are returned in log
+        order. ``since``, ``until``: store times, inclusive: a datetime, epoch milliseconds, or a
+        text that the command accepts (``"-2h"``). ``where``: conditions as for ``--where``.
+        ``fields``: names of fields of `Message` to return. ``decode``: as for ``--decode``;
+        messages then have ``decoded``, ``decoded_as`` and ``internal``. Fields ``body.NAME`` do not
+        require ``decode``. ``view="broker"``: end where a broker would truncate the log.
         Raises: UsageError for unknown names and invalid values.
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
@@ -270,7 +272,7 @@ class Store:
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
                   view: str = "auto") -> list[Message]:
-        """Return messages with a key, through the index, as a broker's queryMessage does."""
+        """Return the messages with a key, found by the index, as a broker's queryMessage does."""
         from rmqctl.store.query.lookup import by_key
 
         _one_of("view", view, _VIEWS)
@@ -294,8 +296,8 @@ class Store:
             return list(session.ask(query).rows)
 
     def verify(self, *, most: int = 1000) -> VerifyReport:
-        """Check everything, byte by byte: the document of `rmqctl verify -o json`, with the first
-        ``most`` findings.
+        """Check every byte of the store: return the document of `rmqctl verify -o json`, with the
+        first ``most`` findings.
         """
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify.verdict import verdict
@@ -316,7 +318,9 @@ class Store:
                                result.as_dict(), result.findings)
 
     def _tier(self) -> Tier | None:
-        """Return the tier in the store; None also if the extension that reads tiers is missing."""
+        """Return the tier in the store; None without a tier, or if the extension that reads tiers
+        is missing.
+        """
         from rmqctl.formats.tiered.names import promise_tier
 
         with suppress(ModuleNotFoundError, OSError):
@@ -327,7 +331,9 @@ class Store:
         return None
 
     def preflight(self, broker_version: str | None = None) -> PreflightReport:
-        """Predict what a broker would do at startup: the document of `rmqctl preflight -o json`."""
+        """Predict what a broker would do at startup: return the document of `rmqctl preflight -o
+        json`.
+        """
         from rmqctl.checks.advice import with_next
         from rmqctl.checks.preflight.around import around
         from rmqctl.checks.preflight.preflight import preflight
@@ -348,8 +354,8 @@ class Store:
                       with_next(prediction, self.path))
 
     def doctor(self, broker_version: str | None = None) -> DoctorReport:
-        """Diagnose the store: problems, affected groups, losses of a startup: `rmqctl doctor -o
-        json`.
+        """Diagnose the store: return the document of `rmqctl doctor -o json` with problems,
+        affected groups, and losses at a startup.
         """
         from rmqctl.checks.doctor import MAX_LISTED, diagnose
         from rmqctl.checks.preflight.around import around_in_use
@@ -372,8 +378,8 @@ class Store:
 
     def diff(self, other: Store | str | os.PathLike[str], *,
              by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:
-        """Compare with another store, message by message: `rmqctl diff -o json`, with the first
-        ``most`` differences. ``by``: physical, queue, or auto.
+        """Compare with another store, message by message: return the document of `rmqctl diff -o
+        json`, with the first ``most`` differences. ``by``: see the option ``--by``.
         """
         from rmqctl.checks.diff.diff import Diff, DiffOptions
 
@@ -392,9 +398,9 @@ class Store:
                 correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
                 max_message_size: int | None = None,
                 consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
-        """Return the plan of `rmqctl recover`, which its `apply` carries out; this changes nothing.
+        """Return the plan of `rmqctl recover`. Nothing is changed before its `apply` is called.
 
-        The arguments are the options of the command: ``sources`` is ``--from``.
+        The arguments are the options of the command; ``sources`` is ``--from``.
         Raises: RefusedError if the store cannot be repaired as it is.
         """
         from rmqctl.reports import recover_plan
@@ -421,7 +427,9 @@ class Store:
 
 
 def source_readers() -> Readers:
-    """Return the readers of Parquet messages and of a tier, to be used as sources of a repair."""
+    """Return the readers for messages in Parquet files and for a tier, which may be sources of a
+    repair.
+    """
     from rmqctl.repair.sources.opening import Readers
 
     def parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
@@ -440,11 +448,10 @@ def source_readers() -> Readers:
 
 @dataclass(slots=True, repr=False)
 class Messages:
-    """Messages that are read lazily, from the start each time.
-
-    Iterate over them, or use columns: `to_arrow`, `to_pandas`, `to_polars`, or any library that
-    accepts Arrow streams (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``). Columns have
-    Arrow's types: times are timestamps.
+    """Messages, which are read again in each iteration. Iterate over them, or get them in columns:
+    with `to_arrow`, `to_pandas`, `to_polars`, or any library that accepts Arrow streams
+    (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``). Columns have Arrow's types: times are
+    timestamps.
     """
 
     _store: OpenedStore = field(repr=False)
@@ -484,7 +491,7 @@ class Messages:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns' names and types. Requires rmqctl[data].
+        """Return the names and types of the columns. Requires rmqctl[data].
         Raises: UsageError for fields of decoded bodies, which have no type.
         """
         require("pyarrow")
@@ -516,7 +523,7 @@ class Messages:
         return frame
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return Arrow's stream interface for other libraries."""
+        """Return the messages as an Arrow stream for other libraries."""
         require("pyarrow")
         import pyarrow as pa
 

@@ -44,7 +44,7 @@ _EPILOG = (
 
 
 def build() -> CommandGroup:
-    """Return the application with every registered command, none of them imported yet."""
+    """Return the application with all registered commands, without importing their modules."""
     app = typer.Typer(
         name=_PROGRAM,
         cls=CommandGroup,
@@ -86,8 +86,8 @@ def _root(
 def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
     """Run rmqctl with ``argv`` (default: the process's arguments) and return the exit code.
 
-    Never raises; prints a traceback only with RMQCTL_DEBUG=1 or -vv. ``own_process``: the process
-    ends with this run.
+    No exception is raised; a traceback is printed only with RMQCTL_DEBUG=1 or -vv. ``own_process``:
+    whether the process ends with this run.
     """
     exit_codes.own_process |= own_process
     if os.environ.get(_COMPLETING):
@@ -123,8 +123,8 @@ def _spelled(args: list[str]) -> list[str]:
 
 
 def _without_language(args: list[str]) -> list[str]:
-    """Drop ``--lang`` for a command that does not have it; the help of the program itself accepts
-    it.
+    """Remove ``--lang`` from the arguments if no command follows: only commands have this option,
+    but the help of the program itself accepts it.
     """
     if "--lang" not in args or not all(word.startswith("-") for word in [
             word for word, before in zip(args, ["", *args], strict=False) if before != "--lang"]):

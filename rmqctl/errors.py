@@ -54,7 +54,7 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """Meaning of the code, in the words of the reference."""
+        """Return the meaning of the code, as in the reference."""
         return _MEANINGS[self]
 
 
@@ -90,9 +90,7 @@ class UsageError(RmqctlError):
 
 
 class OtherCommandError(UsageError):
-    """Another command, ``command`` (a shell command line), does what was requested; the text says
-    why.
-    """
+    """Another command does what was requested. ``command``: its command line; the text says why."""
 
     def __init__(self, reason: str, command: str) -> None:
         super().__init__(reason)
@@ -126,7 +124,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "matplotlib": ("report", "the charts of a report"),
     "rocksdict": ("rocksdb", "a RocksDB database"),
 }
-"""Optional packages: the extra that provides each, and its purpose."""
+"""For each optional package: the extra that installs it, and what requires it."""
 
 
 class MissingExtraError(RmqctlError):
@@ -147,8 +145,8 @@ class MissingExtraError(RmqctlError):
 
 
 def require(*packages: str) -> None:
-    """Raise MissingExtraError if a package of an extra (`EXTRAS`) is missing, before
-    work begins.
+    """Raise MissingExtraError if a package of an extra (`EXTRAS`) is missing. Called before work
+    begins.
     """
     from importlib.util import find_spec
 
@@ -164,9 +162,9 @@ def require(*packages: str) -> None:
 class FormatError(RmqctlError):
     """Bytes that do not match their format.
 
-    ``file`` is the path as the user named it (None while only a buffer is known), ``offset`` the
-    absolute byte offset in that file, ``path`` the field path in the layout ("header.magic"),
-    ``reason`` a sentence without a full stop.
+    ``file``: the path as the user named it (None if only a buffer is known). ``offset``: the
+    position in that file in bytes. ``path``: the path of the field in the layout ("header.magic").
+    ``reason``: a sentence without a full stop.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
@@ -186,7 +184,7 @@ class FormatError(RmqctlError):
         self.path = path
 
     def __str__(self) -> str:
-        """Return one line: ``FILE @OFFSET field PATH: reason``, without the unknown parts."""
+        """Return a line ``FILE @OFFSET field PATH: reason``, without the parts that are unknown."""
         where = []
         if self.file is not None:
             where.append(self.file)
@@ -214,11 +212,11 @@ class StoreHeldError(RmqctlError):
 
 
 class StoreIOError(RmqctlError):
-    """The system refused or failed to read or write a named path."""
+    """The operating system failed to read or write a path, or refused it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
     errno: int | None = None
-    """The system's error number; None if the system did not fail."""
+    """The error number of the operating system; None if another cause led to the error."""
 
     @classmethod
     def from_oserror(
@@ -251,15 +249,18 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class CopyLimitError(StoreIOError):
-    """A database is not read because copies of its logs would be too large; it is not damaged."""
+    """A database cannot be read because the copies of its logs would be too large. It is not
+    damaged.
+    """
 
 
 @contextmanager
 def noting_refusals() -> Iterator[list[str]]:
-    """Collect the refusals of the system during the block, even if the caller handled them.
+    """Collect the errors of the operating system during the block, even if code in the block
+    handles them.
 
-    A missing file is not a refusal. For code that must not act on an incomplete view: a temporarily
-    unreadable file looks like a damaged one.
+    Missing files are not included. This is for code that must not act on incomplete data, because a
+    file that is temporarily unreadable looks like a damaged file.
     """
     refusals: list[str] = []
     token = _refused.set(refusals)
@@ -272,14 +273,16 @@ def noting_refusals() -> Iterator[list[str]]:
 class JobError(RmqctlError):
     """A failure of the workers that process a store, such as a killed worker or a failed cluster.
 
-    This is not a StoreIOError, as it says nothing about the store and must not become a finding.
+    It is not a StoreIOError, because it says nothing about the store and must not become a finding.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
 
 
 class RefusedError(RmqctlError):
-    """rmqctl refuses to do this, with a reason (for example, a message that the store rejects)."""
+    """rmqctl refuses to do something, for a reason (for example, to append a message that the store
+    rejects).
+    """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -319,7 +322,9 @@ _ERRNO_WORDS: dict[int, str] = {
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return the exception for a signal that a library replaced with its own error."""
+    """Return the exception for a signal (Ctrl-C, SIGTERM) that a library replaced with another
+    error; None if there was no signal.
+    """
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -332,7 +337,7 @@ def interruption(error: BaseException) -> BaseException | None:
 
 def errno_words(exc: OSError) -> str:
     """Return the reason for ``exc`` in plain words, followed by the symbol of its error number, if
-    any.
+    it has one.
     """
     if exc.errno is None:
         return str(exc) or type(exc).__name__

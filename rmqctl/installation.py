@@ -8,15 +8,16 @@ from itertools import pairwise
 from pathlib import PurePath
 
 IMAGE = "RMQCTL_IMAGE"
-"""The environment variable that the Dockerfile sets."""
+"""Name of the environment variable that the Dockerfile sets."""
 
 
 def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None = None,
                 in_image: bool | None = None) -> str:
     """Return the command or sentence for adding ``extra`` to the running rmqctl.
 
-    ``prefix``, ``is_frozen`` and ``in_image`` are those of this process if None: its environment's
-    folder, whether it is the one-file executable, whether it runs in the project's image.
+    ``prefix``: folder of the Python environment. ``is_frozen``: whether rmqctl is the one-file
+    executable. ``in_image``: whether it runs in the project's Docker image. None: as for this
+    process.
     """
     wanted = f"'rmqctl[{extra}]'"
     parts = [part.lower() for part in PurePath(prefix or sys.prefix).parts]

@@ -1,7 +1,7 @@
 """Conversion of option texts to values, for command lines and for options of the data source.
 
-Every rejection is a UsageError that contains the text. The functions also accept parsed values and
-return them, because typer passes defaults through the same path.
+An invalid text raises UsageError with the text. The functions also accept and return values that
+are already parsed, because typer also passes default values to them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", r
 
 
 _LONG_MAX_TEXT = str(_LONG_MAX)
-"""mqadmin's value for "no end" of a range of times (``Long.MAX_VALUE``)."""
+"""The value by which mqadmin says that a range of times has no end (``Long.MAX_VALUE``)."""
 _DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
 _SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
 """Numbers of digits of epoch seconds and milliseconds between September 2001 and the year 2286."""
 
 
 def ungrouped(text: str) -> str:
-    """Return ``text`` without the commas that group the digits of a number, as rmqctl prints them.
+    """Return ``text`` without thousands separators, which rmqctl prints.
 
-    ``1,048,576 B`` becomes ``1048576 B``; commas in other places stay and are rejected later.
+    ``1,048,576 B`` becomes ``1048576 B``. Commas at other positions remain and are rejected later.
     """
     stripped = text.strip()
     grouped = _GROUPED.match(stripped)
@@ -52,10 +52,11 @@ def ungrouped(text: str) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes of ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or a plain
-    number.
+    """Return the number of bytes for ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or
+    a plain number.
 
-    A unit alone (``K``) or with ``iB`` counts in 1024, with ``B`` in 1000, in any case.
+    ``K`` and ``KiB`` are 1024 bytes, ``KB`` is 1000 bytes; likewise for other units. Case is
+    ignored.
     """
     if isinstance(text, int):
         return text
@@ -77,7 +78,9 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_offset(text: str | int) -> int:
-    """Return a file, physical or queue offset: decimal or ``0x`` hexadecimal, 0 to 2**63-1."""
+    """Return a position in a file, a physical offset or a queue offset (0 to 2**63-1), from decimal
+    digits, or ``0x`` and hexadecimal digits.
+    """
     if isinstance(text, int):
         return text
     stripped = ungrouped(text).lower()
@@ -103,7 +106,8 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
     ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is exact; ``2023-11-14 22:13``, ``2023-11-14
     22:13:20,004`` (as in a broker's own log) and ``2023-11-14`` (midnight) are in ``tz``; ``-2h``,
     ``-1d12h`` (units ms s m h d w), ``+5m``, ``now`` and ``now-2h`` are relative to ``clock``,
-    which returns epoch milliseconds. For digits only, their number decides: see `_of_digits`.
+    which returns epoch milliseconds. If the text consists of digits, their number determines the
+    meaning: see `_of_digits`.
     """
     if isinstance(text, int):
         return text
@@ -129,10 +133,11 @@ _shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
 
 
 def show_times_in(zone: tzinfo) -> None:
-    """Make `time_text` show times in ``zone`` from now on, unless it receives another zone.
+    """Let `time_text` show times in ``zone`` from now on, unless a zone is passed to it.
 
-    Sentences are built inside the library, which does not know the options. The zone applies to the
-    calling command and its threads (each command runs in a context of its own).
+    Sentences with times are built in the library, which does not know the options of the command.
+    The zone applies only to the calling command and its threads, because each command runs in a
+    separate context.
     """
     _shown_in.set(zone)
 
@@ -141,8 +146,8 @@ def time_text(millis: int, tz: tzinfo | None = None) -> str:
     """Return epoch milliseconds as ISO-8601 with milliseconds and zone:
     ``2023-11-14T22:13:20.004Z``.
 
-    ``tz`` None: the zone of `show_times_in`, else UTC. A number outside the calendar (years 1 to
-    9999), as damage produces them, is returned as it is.
+    ``tz``: by default the zone of `show_times_in`, or UTC. A number outside the calendar (years 1
+    to 9999), as in a damaged field, is returned as a number.
     """
     try:
         moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz or _shown_in.get())
@@ -153,16 +158,16 @@ def time_text(millis: int, tz: tzinfo | None = None) -> str:
 
 
 def time_or_zero(millis: int, tz: tzinfo | None = None) -> str:
-    """Return `time_text` of a field in which 0 means "never": ``0`` stays as it is."""
+    """Return the `time_text` of a field in which 0 means "never"; ``0`` for 0."""
     return time_text(millis, tz) if millis else "0"
 
 
 def _of_digits(digits: str, tz: tzinfo) -> int:
-    """Return the epoch milliseconds of 8 digits (yyyyMMdd), 10 (epoch seconds), 13 (epoch
-    milliseconds) or 14 (yyyyMMddHHmmss).
+    """Return the epoch milliseconds for 8 digits (yyyyMMdd), 10 digits (epoch seconds), 13 digits
+    (epoch milliseconds) or 14 digits (yyyyMMddHHmmss).
 
-    ``0`` and Java's ``Long.MAX_VALUE`` are the limits of all times. Any other digits are ambiguous
-    and are rejected.
+    ``0`` and Java's ``Long.MAX_VALUE`` are accepted too: the earliest and the latest time. All
+    other texts are ambiguous and are rejected.
     """
     if digits in ("0", _LONG_MAX_TEXT) or len(digits) == _MILLIS_DIGITS:
         return int(digits)
@@ -188,14 +193,16 @@ def _epoch_ms(moment: datetime, tz: tzinfo) -> int:
 
 
 class FieldValue(NamedTuple):
-    """A condition ``FIELD=VALUE``; the value is text, compared by code that knows the field."""
+    """A condition ``FIELD=VALUE``. The value is a text; the code that compares it knows the type of
+    the field.
+    """
 
     field: str
     value: str
 
 
 def parse_percent(text: str | float) -> float:
-    """Return a share above 0 and up to 1 from ``10%`` or ``0.5%``."""
+    """Return a share (above 0, at most 1) from a text such as ``10%`` or ``0.5%``."""
     if isinstance(text, int | float):
         return float(text)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *%", text.strip())
@@ -208,8 +215,8 @@ def parse_percent(text: str | float) -> float:
 
 
 def parse_watermark(text: str | float) -> float:
-    """Return the share of a disk above which messages are rejected: ``90%`` up to ``100%``
-    (never).
+    """Return the share of a disk above which messages are rejected, from a text such as ``90%``, or
+    ``100%`` (never).
     """
     if isinstance(text, int | float):
         return float(text)
@@ -221,7 +228,7 @@ def parse_watermark(text: str | float) -> float:
 
 
 def parse_field_value(text: str | FieldValue) -> FieldValue:
-    """Parse ``FIELD=VALUE``; the value may be empty and may contain further ``=``."""
+    """Parse ``FIELD=VALUE``. The value may be empty, and may contain ``=``."""
     if isinstance(text, FieldValue):
         return text
     field, equals, value = text.partition("=")
@@ -242,7 +249,7 @@ def parse_integer(text: str | int) -> int:
 
 
 def parse_property(text: str) -> tuple[str, str]:
-    """Parse ``NAME=VALUE`` of a message's property; the value may contain further ``=``."""
+    """Parse ``NAME=VALUE``, a property of a message. The value may contain ``=``."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise UsageError(f"expected NAME=VALUE, got {text!r}")
@@ -250,7 +257,7 @@ def parse_property(text: str) -> tuple[str, str]:
 
 
 class RawCondition(NamedTuple):
-    """A condition on messages as typed."""
+    """A condition on messages, as the user typed it."""
 
     field: str
     operator: str
@@ -258,7 +265,7 @@ class RawCondition(NamedTuple):
 
 
 def parse_condition(text: str | RawCondition) -> RawCondition:
-    """Parse ``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``.
+    """Parse a condition ``FIELD=VALUE``, or with another operator: ``!= < <= > >= ~ !~``.
     Raises: UsageError with the text.
     """
     if isinstance(text, RawCondition):
@@ -273,7 +280,7 @@ def parse_condition(text: str | RawCondition) -> RawCondition:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to listen on, as text ``127.0.0.1:9876``."""
+    """An address to listen on, such as ``127.0.0.1:9876``."""
 
     host: str
     port: int
@@ -300,7 +307,7 @@ def is_url(target: str) -> bool:
 
 
 def parse_duration(text: str | int) -> int:
-    """Return the milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
+    """Return the number of milliseconds for ``72h``, ``7d`` or ``1d12h`` (units ms s m h d w)."""
     if isinstance(text, int):
         return text
     spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
@@ -310,8 +317,8 @@ def parse_duration(text: str | int) -> int:
 
 
 def _millis_of(spans: str) -> int:
-    """Return the milliseconds of ``1d12h``.
-    Raises: UsageError if they exceed a Java long.
+    """Return the number of milliseconds for a text such as ``1d12h``.
+    Raises: UsageError if it exceeds a Java long.
     """
     length = sum(int(digits[:30]) * _SPAN_MS[unit] for digits, unit in _SPAN.findall(spans))
     if length > _LONG_MAX >> 1:
@@ -320,7 +327,7 @@ def _millis_of(spans: str) -> int:
 
 
 def parse_zone(text: str | tzinfo) -> tzinfo:
-    """Return a time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name
+    """Return a time zone, from ``UTC``, ``local``, an offset (``+08:00``) or a name
     (``Asia/Shanghai``).
     """
     if isinstance(text, tzinfo):
@@ -349,7 +356,9 @@ def parse_zone(text: str | tzinfo) -> tzinfo:
 
 
 def _local_zone() -> tzinfo:
-    """Return the time zone of this machine with its whole history, not only its current offset."""
+    """Return the time zone of this machine, with its offsets at all times, not only the current
+    offset.
+    """
     from zoneinfo import ZoneInfo
 
     name = os.environ.get("TZ", "").removeprefix(":")
@@ -364,9 +373,10 @@ def _local_zone() -> tzinfo:
 
 def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
                      clock: Callable[[], int] = now_ms) -> tuple[int | None, int | None]:
-    """Return ``--since`` and ``--until`` as epoch milliseconds, None where not given.
+    """Return ``--since`` and ``--until`` as epoch milliseconds; None for each option that is not
+    given.
 
-    Both are relative to the same "now".
+    Relative times are relative to the same "now".
     Raises: UsageError if the range is empty.
     """
     now = clock()

@@ -1,8 +1,8 @@
 """Sentences for people that keep their template and values, so that they can be translated.
 
-A `Phrase` is its English text wherever it goes: JSON, journals, logs. Only output for people
-translates it (`rmqctl.output.language`), with a catalog: English template -> template, with the
-same names in braces.
+A `Phrase` is a string with the English text, which JSON, journals and logs contain. Only output for
+people translates it (`rmqctl.output.language`), with a catalog that contains, for each English
+template, a translated template with the same names in braces.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, Self
 
 
 class Catalog(dict[str, str]):
-    """A language: English template -> template."""
+    """The translated templates of a language, by English template."""
 
     def text(self, text: str) -> str:
-        """Return a text that is not a phrase in the language; here it is data and remains
+        """Translate a text that is not a `Phrase`. This class treats it as data and returns it
         unchanged.
         """
         return text
 
     def tidy(self, text: str) -> str:
-        """Return a translated text without marks that only another language needs."""
+        """Return a translated text without characters that this language does not need."""
         return text
 
 
 class Phrase(str):
     """A sentence: ``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
 
-    The second template is used unless the value ``count`` is 1, and is then the key in the catalog.
-    Values may be phrases themselves; all others are data, and the same in every language. Without
-    values the text is used as it is, including braces.
+    The second template, if given, is used unless the value ``count`` is 1; it is also the key in
+    the catalog. Values may be phrases, which are translated too; all other values are data and the
+    same in every language. Without values the template is the text, including braces.
     """
 
     __slots__ = ("template", "values")
@@ -44,7 +44,9 @@ class Phrase(str):
         return phrase
 
     def translated(self, catalog: Catalog) -> str:
-        """Return the text in the language of ``catalog``; in English if the catalog lacks it."""
+        """Return the text in the language of ``catalog``, or in English if the catalog does not
+        contain its template.
+        """
         template = catalog.get(self.template)
         if template is None:
             return catalog.text(str(self))
@@ -72,7 +74,7 @@ class Joined(Phrase):
 
 
 def translated(value: Any, catalog: Catalog) -> Any:
-    """Return a phrase, or any other text that has a template, in the language of ``catalog``;
+    """Return a phrase, or any other text that matches a template, in the language of ``catalog``;
     return any other value unchanged.
     """
     if isinstance(value, Phrase):
@@ -81,14 +83,14 @@ def translated(value: Any, catalog: Catalog) -> Any:
 
 
 def counted(count: int, singular: str, many: str = "") -> Phrase:
-    """Return a count with its noun: ``1 file``, ``1,901 files``; ``many`` is an irregular
-    plural.
+    """Return a number with its noun: ``1 file``, ``1,901 files``. ``many``: the plural, if it is
+    irregular.
     """
     return Phrase(f"{{count:,}} {singular}", f"{{count:,}} {many or singular + 's'}", count=count)
 
 
 def some_of(names: Sequence[str], most: int) -> Phrase:
-    """Return ``audit, billing and 3 more``: at most ``most`` names."""
+    """Return a list with at most ``most`` names: ``audit, billing and 3 more``."""
     listed = Joined(", ", names[:most])
     return listed if len(names) <= most else Phrase(
         "{names} and {more:,} more", names=listed, more=len(names) - most)

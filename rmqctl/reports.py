@@ -1,5 +1,5 @@
-"""Reports on a whole store for `rmqctl.open`: the JSON document of the command with a verdict, and
-the plan of a repair, which can be applied.
+"""Reports on a store for Python programs: the JSON document of a command with a verdict, and the
+plan of a repair, which can be applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CELL = "padding:0 1em 0 0;text-align:left"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Document(Mapping[str, Any]):
-    """The JSON output of a command: a mapping; the main fields are also attributes."""
+    """The JSON document of a command, as a mapping. The main fields are also attributes."""
 
     document: Mapping[str, Any]
 
@@ -51,7 +51,7 @@ class Document(Mapping[str, Any]):
 
 
 class Row(Mapping[str, Any]):
-    """Base of a dataclass whose fields are also available by name."""
+    """Base class of dataclasses that are also mappings of their fields."""
 
     __slots__ = ()
     __match_args__: tuple[str, ...] = ()
@@ -77,8 +77,8 @@ class Row(Mapping[str, Any]):
 class Report(Document):
     """The result of a command on a store.
 
-    ``ok``: no problems (exit code 0), None if unknown. ``verdict``: the result in a sentence.
-    ``findings``: the first ones, if the command lists any.
+    ``ok``: whether there are no problems (exit code 0), None if unknown. ``verdict``: the result in
+    a sentence. ``findings``: the first findings, if the command lists findings.
     """
 
     command: str
@@ -90,7 +90,7 @@ class Report(Document):
     @classmethod
     def of(cls, command: str, store: str, ok: bool | None, verdict: str,
            document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
-        """Return a report whose additional fields are read from the document."""
+        """Return a report. The additional fields of a subclass are taken from the document."""
         own = {field.name: document[field.name] for field in fields(cls)
                if field.name not in Report.__dataclass_fields__}
         return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
@@ -118,7 +118,9 @@ class StoreInfo(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class VerifyReport(Report):
-    """The result of `Store.verify`. ``coverage``: what was read, in bytes, messages and entries."""
+    """The result of `Store.verify`. ``coverage``: number of bytes, messages and entries that were
+    read.
+    """
 
     findings_total: int
     coverage: Mapping[str, int]
@@ -127,7 +129,9 @@ class VerifyReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PreflightReport(Report):
-    """The prediction of a broker's startup. ``truncate_to``: where it would truncate the log."""
+    """The prediction of a broker startup. ``truncate_to``: physical offset at which the broker
+    would truncate the log.
+    """
 
     broker_version: str
     starts: bool
@@ -141,8 +145,8 @@ class PreflightReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DoctorReport(Report):
-    """The diagnosis of a store. ``would_lose``: number of messages that a broker's startup would
-    truncate; ``already_lost``: number of messages already lost.
+    """The diagnosis of a store. ``already_lost``: number of messages that are already lost.
+    ``would_lose``: number of messages that a broker startup would lose.
     """
 
     sound: bool
@@ -167,9 +171,9 @@ class DiffReport(Report):
 class RepairPlan(Document):
     """The plan of `rmqctl recover`. `apply` carries it out.
 
-    ``lost``: number of messages that only fillers, or nothing, will replace. ``undecided``: number
-    of records that may be messages; such a plan can only be applied with ``ambiguous``. ``next``:
-    the commands to continue with in a shell. ``room``: bytes needed and free on each affected file
+    ``lost``: number of messages that the plan cannot restore. ``undecided``: number of records that
+    may be messages; if there are any, the plan can be applied only with ``ambiguous``. ``next``:
+    shell commands to continue with. ``room``: number of bytes needed and free on each affected file
     system.
     """
 
@@ -184,15 +188,15 @@ class RepairPlan(Document):
     carry_out: Callable[[], Mapping[str, Any]]
 
     def __bool__(self) -> bool:
-        """True if the plan does nothing."""
+        """Return whether the plan contains actions."""
         return bool(self.actions)
 
     def apply(self) -> dict[str, Any]:
-        """Plan again under the store's lock, and carry it out.
+        """Plan again while holding the store's lock, and carry out the plan. Return the document of
+        the repair, with its ``id`` (None if there was nothing to do) and the folder with the
+        replaced files (``kept``).
 
-        Replaced files are moved aside, and `rmqctl undo` restores them. Returns the document of the
-        repair, with its ``id`` (None: there was nothing to do) and ``kept``, the folder with the
-        replaced files.
+        Replaced files are moved to that folder; `rmqctl undo` restores them.
         Raises: StoreHeldError if a broker runs, RefusedError if a decision is missing or the store
         cannot be written, StoreIOError.
         """
@@ -214,8 +218,8 @@ class RepairPlan(Document):
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
-    """Return the plan of a repair of the store at ``root``. ``decided``: the user has decided about
-    undecided records.
+    """Return the plan of a repair of the store at ``root``. ``decided``: whether the user has
+    decided about undecided records.
     Raises: errors of `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside
@@ -256,7 +260,9 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
 
 
 def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[NextStep]:
-    """Return the commands that apply a plan in a shell, one for each remaining choice."""
+    """Return a shell command that applies a plan, or one for each choice that the user still
+    has.
+    """
     from rmqctl.checks.advice import NextStep
 
     if plan.empty:
@@ -285,7 +291,7 @@ def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Nex
 
 
 def _steps_after(plan: Plan) -> list[NextStep]:
-    """Return the steps after a plan is applied."""
+    """Return the recommended steps after a plan was applied."""
     from rmqctl.checks.advice import NextStep, to_the_end
 
     beyond = () if plan.consumers is None else {
@@ -308,7 +314,9 @@ def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
 
 def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch], Plan], *,
                  decided: bool) -> Mapping[str, Any]:
-    """Plan and apply under the lock, as ``rmqctl recover --apply`` does."""
+    """Plan and apply a repair while holding the store's lock, as ``rmqctl recover --apply`` does;
+    return the document of the repair.
+    """
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.planned import planned
     from rmqctl.store import Store
@@ -345,7 +353,7 @@ def store_facts(store: Store, view: View) -> dict[str, Any]:
 
 @contextmanager
 def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
-    """Accept the progress of a plan without showing it."""
+    """Accept progress like `Output.watch`, but do not show it."""
     yield lambda _bytes: None
 
 

@@ -1,9 +1,9 @@
-"""RocketMQ for the tests of a program: a server of its own with an empty store, without Java.
+"""RocketMQ for the tests of a program: a separate server with an empty store, without Java.
 
 With pytest, ``pytest_plugins = ["rmqctl.testing"]`` in ``conftest.py`` provides the fixture
-`rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a process, so that clients that
-block the interpreter while they wait can be tested, too. It ends with the block, and at the latest
-with the program that started it. pytest is needed only for the fixture.
+`rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a separate process, so clients
+that block the interpreter while they wait can be tested, too. It ends with the block, or with the
+program that started it. Only the fixture requires pytest.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ _START_S = 30.0
 _END_S = 10.0
 _TOPIC_S = 0.02
 _NOT_AVAILABLE = 14
-"""A response code on which producers retry."""
+"""Code of a response after which producers retry."""
 _OK = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
-"""Environment variables with option defaults; they must not affect a test's server."""
+"""Prefix of the environment variables with default values of options, which must not affect the
+server of a test.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,21 @@ class Message:
 
     @property
     def tags(self) -> str | None:
-        """Tag of the message."""
+        """Return the tag of the message."""
         return self.properties.get(props.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the message."""
+        """Return the keys of the message."""
         return self.properties.get(props.KEYS, "").split()
 
 
 class RocketMQ:
-    """A name server and broker with an empty store, within ``with``.
+    """A name server and a broker with an empty store, which run during a ``with`` block.
 
-    ``options``: further options of ``rmqctl serve``. ``address``: the name server for clients,
-    ``HOST:PORT``; ``grpc``: the endpoint for RocketMQ 5 clients, if ``--grpc`` is one of the
-    options.
+    ``options``: additional options of ``rmqctl serve``. ``address``: the address of the name server
+    for clients, ``HOST:PORT``. ``grpc``: the endpoint for RocketMQ 5 clients, if ``--grpc`` is one
+    of the options.
     """
 
     def __init__(self, *options: str) -> None:
@@ -130,7 +132,7 @@ class RocketMQ:
     # -- topics and messages ------------------------------------------------------------------
 
     def topic(self, name: str | None = None, queues: int = 4) -> str:
-        """Create a topic and return its name; without a name, a unique one."""
+        """Create a topic and return its name. ``name``: by default a unique name."""
         name = name or f"test-{uuid.uuid4().hex}"
         self._ask("UPDATE_AND_CREATE_TOPIC", topic=name, defaultTopic="TBW102",
                   readQueueNums=queues, writeQueueNums=queues, perm=_READ_AND_WRITE,
@@ -161,8 +163,8 @@ class RocketMQ:
         return self._messages(topic, dict.fromkeys(range(self._queues(topic)), 0))
 
     def wait_for(self, topic: str, count: int, timeout: float = 10.0) -> list[Message]:
-        """Wait until a topic has ``count`` messages, and return all of them. The topic need not
-        exist yet.
+        """Wait until a topic has ``count`` messages, and return all its messages. The topic may be
+        created while waiting.
         Raises: TimeoutError.
         """
         end = time.monotonic() + timeout
@@ -188,7 +190,9 @@ class RocketMQ:
         return messages
 
     def delayed(self) -> list[Message]:
-        """Return messages that are not due yet, with their target topic and queue."""
+        """Return the messages that are not due yet; ``topic`` and ``queue_id`` are those of the
+        target.
+        """
         levels = self._ask("GET_ALL_DELAY_OFFSET").json()["offsetTable"]
         offsets = dict.fromkeys(range(self._topics().get(props.SCHEDULE_TOPIC, 0)), 0) | {
             int(level) - 1: offset for level, offset in levels.items()}
@@ -208,8 +212,8 @@ class RocketMQ:
     # -- consumer groups ----------------------------------------------------------------------
 
     def lag(self, group: str, topic: str | None = None) -> int:
-        """Return the number of messages that a group has not consumed, in a topic or in all that it
-        consumes.
+        """Return the number of messages that a group has not consumed, in one topic, or in all
+        topics that it consumes.
         Raises: UsageError for an unknown group.
         """
         return sum(queue["brokerOffset"] - queue["consumerOffset"]
@@ -219,8 +223,9 @@ class RocketMQ:
 
     def reset(self, group: str, topic: str | None = None,
               to: Literal["earliest", "latest"] | int = "earliest") -> None:
-        """Reset a group to the first message, to the next one, or to the first one stored at or
-        after a time (ms), in a topic or in all that it consumes.
+        """Reset a group in one topic, or in all topics that it consumes. ``to``: ``earliest`` for
+        the first message, ``latest`` for the next message, or a time (ms) for the first message
+        stored at or after it.
         Raises: UsageError.
         """
         when = {"earliest": 0, "latest": -1}[to] if isinstance(to, str) else to
@@ -242,8 +247,8 @@ class RocketMQ:
 
     def refuse_sends(self, times: int | None = None, *, topic: str | None = None,
                      code: int = _NOT_AVAILABLE) -> Fault:
-        """Reject the next ``times`` sends, or all until the fault ends, to one topic or to any.
-        Producers get ``code`` of the remoting protocol.
+        """Reject the next ``times`` sends (None: all sends until the fault ends), to one topic or
+        to any topic. ``code``: the response code of the remoting protocol.
         """
         return self._fault(partial(self._order, "refuse_sends", times=0), "refuse_sends",
                            times=-1 if times is None else times, topic=topic, code=code)
@@ -253,17 +258,17 @@ class RocketMQ:
         return self._fault(partial(self._order, "slow", ms=0), "slow", ms=seconds * 1000)
 
     def pause(self) -> Fault:
-        """Stop reading and answering requests until `resume` or the end of the fault; connections
-        stay open.
+        """Stop reading and answering requests until `resume` or the end of the fault. Connections
+        remain open.
         """
         return self._fault(self.resume, "pause")
 
     def resume(self) -> None:
-        """End the `pause`."""
+        """End a `pause`."""
         self._order("resume")
 
     def stop(self) -> Fault:
-        """Stop the server as a broker stops; its store stays, and its port is free until
+        """Stop the server as a broker stops. Its store is kept, and its port is free until
         `start`.
         """
         return self._fault(self.start, "stop")
@@ -306,7 +311,7 @@ class RocketMQ:
         return answer
 
     def _topics(self) -> dict[str, int]:
-        """Return the topics with the number of their read queues."""
+        """Return the number of read queues by topic."""
         table = self._ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
         return {name: config["readQueueNums"] for name, config in table.items()}
 
@@ -317,7 +322,7 @@ class RocketMQ:
         return topics[topic]
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
-        """Return the topics that a group consumes, or only the given one."""
+        """Return the topics that a group consumes, or only ``topic`` if it is given."""
         if topic is not None:
             self._queues(topic)
         topics = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
@@ -331,7 +336,9 @@ class RocketMQ:
         return [topic] if topic is not None else sorted(topics & self._topics().keys())
 
     def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
-        """Return the messages of a topic's queues, each from a queue offset on."""
+        """Return the messages of some queues of a topic. ``offsets``: the queue offset from which
+        on, by queue id.
+        """
         messages = []
         with self._client() as client:
             for queue_id, first in sorted(offsets.items()):
@@ -347,7 +354,7 @@ class RocketMQ:
 
 
 class Fault:
-    """An injected fault, which lasts until the end of the block or until `end`."""
+    """An injected fault, which lasts until the end of a ``with`` block or until `end` is called."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -372,7 +379,7 @@ def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
 
 
 def _read_on(events: IO[bytes], answers: SimpleQueue[dict[str, Any]]) -> None:
-    """Read the server's output until it ends."""
+    """Read the server's output until it ends, and pass on the answers to orders."""
     with events:
         for line in events:
             if (event := json.loads(line)).get("event") == "order":
@@ -403,7 +410,7 @@ class AsyncRocketMQ:
 
     @property
     def address(self) -> str:
-        """Return the name server address for clients."""
+        """Return the address of the name server for clients."""
         return self.server.address
 
     @property

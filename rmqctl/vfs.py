@@ -1,8 +1,9 @@
-"""Folders and files by path, local or elsewhere: readers of stores ask this module instead of `os`.
+"""Folders and files by path, local or in a mounted place. Readers of stores use this module instead
+of `os`.
 
-A store may be at a URL, or in an archive. Such a location is listed once, and `mount` registers it.
-From then on, paths below it are looked up in this list, and `FileSource` reads ranges of its files.
-All other paths are passed to the operating system.
+A store may be at a URL, or in an archive. The files of such a place are listed once, and `mount`
+registers the list. From then on, paths below the place are looked up in this list, and `FileSource`
+reads ranges of its files. All other paths are passed to the operating system.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from rmqctl.errors import StoreIOError
 ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _PAGE = 4096
 _DEVICE = -1
-"""Device number of all mounted locations; their files have distinct inode numbers."""
+"""Device number of all files in mounted places; their inode numbers differ."""
 _MAX_DEPTH = 64
 _FRESH = 10.0
-"""Seconds for which a listing remains valid."""
+"""Time in seconds for which a listing remains valid."""
 
 
 class PlaceReader(Protocol):
-    """Reads ranges of the files of a mounted place. `failed`: why some ranges could not be read.
-    `sampled`: samples may show the end of a file; `sampled_files`: number of files for which
-    samples did.
+    """Reads ranges of the files of a mounted place. `failed`: the first error of a read, if any.
+    `sampled`: whether the end of the data in a file may be determined from samples;
+    `sampled_files`: number of files for which it was.
     """
 
     failed: StoreIOError | None
@@ -45,27 +46,29 @@ class PlaceReader(Protocol):
     def sampled_files(self) -> int: ...
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Return bytes of a file, by its path below the root.
+        """Return bytes of the file with this path below the root.
         Raises: StoreIOError if the file has changed since it was listed.
         """
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of several ranges (position, length), requested at the same time."""
-
-    def next_data(self, path: str, position: int) -> int:
-        """Return the first position from ``position`` on that may have a byte that is not zero, as
-        far as known.
+        """Return the bytes of several ranges (position, length), which are requested in
+        parallel.
         """
 
+    def next_data(self, path: str, position: int) -> int:
+        """Return the first position from ``position`` on that may have a nonzero byte."""
+
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a file, if samples found it."""
+        """Return the position after the last data in a file if samples determined it, else None."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of a mounted place. ``identity`` changes when the file changes."""
+    """A file in the list of a mounted place. ``identity``: a string that changes when the file
+    changes.
+    """
 
     size: int
     mtime_ns: int = 0
@@ -75,9 +78,9 @@ class Listed:
 @dataclass(slots=True, eq=False)
 class Tree:
     """A mounted place: its files by their paths below ``root``. ``stamp``: see `stamp_of`.
-    ``links``: the paths of links, which are not followed. ``empty``: folders, including empty ones.
-    ``lacks``: structures that a place of this kind never has and that a broker builds from the log.
-    ``users``: the number of readers.
+    ``links``: the paths of links, which are not followed. ``empty``: paths of folders, including
+    those without files. ``lacks``: structures that a place of this kind never has, and that a
+    broker builds from the log. ``users``: number of readers.
     """
 
     root: str

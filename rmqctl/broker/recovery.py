@@ -187,7 +187,7 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
     """Return the store time of a file's first record as a broker reads it, without further checks;
-    None if there is no record or its time is 0.
+    None without a record, or if its time is 0.
     """
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)

@@ -3,9 +3,9 @@ timer wheel.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
 at which it stopped, follows each slot's units through the timer log, and reads the messages from
-the commitlog. A message that no slot leads to by its units is never delivered, even if the timer
-log and the commitlog contain it. Messages after the queue offset at which a broker continues are
-enqueued again.
+the commitlog. A message whose unit is not reached from these slots is never delivered, even if the
+timer log and the commitlog contain it. Messages after the queue offset at which a broker continues
+are enqueued again.
 """
 
 from __future__ import annotations

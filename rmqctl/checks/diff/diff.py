@@ -105,7 +105,7 @@ class Diff:
     @property
     def suspect(self) -> tuple[str, str] | None:
         """Return the name (a, b or c) and the path of the store that has more damage or lacks more
-        messages; None if there is no difference.
+        messages; None without differences.
         """
         if self.equal:
             return None

@@ -295,7 +295,7 @@ class Members:
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
         """Return the first column (one per index) in which two members have intact entries of
-        different terms; the number of columns if there is no such column.
+        different terms; the number of columns if none does.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
