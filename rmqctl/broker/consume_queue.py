@@ -299,7 +299,7 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """What a broker does with the first entries of a run. ``skipped``: number of entries that it
+    """Treatment of the first entries of a run by a broker. ``skipped``: number of entries that it
     skips because they exist; ``taken``: number of entries that it writes at the queue's end.
     ``astray``: whether the position of the written entries differs from their queue offsets.
     """

@@ -83,7 +83,7 @@ class Settings:
     batch_topics: frozenset[str] = frozenset()
     """Topics with ``queue.type=BatchCQ`` in addition to the topics in config/topics.json."""
     broker_checks: bool = True
-    """Whether to do also the checks that a 5.x broker does before it calls its store. False for
+    """True to do also the checks that a 5.x broker does before it calls its store. False for
     messages that have already passed these checks (a replay).
     """
     cluster: str = "DefaultCluster"
@@ -98,11 +98,11 @@ class Settings:
     flush_consumequeue_thorough_interval: int = 60_000
     """Interval (ms) at which consume queues and index, and then the checkpoint, are flushed."""
     mapped: bool = False
-    """Whether to write the commitlog through a memory map instead of positional writes."""
+    """True to write the commitlog through a memory map instead of positional writes."""
     preallocate: bool = False
-    """Whether to create the next commitlog file in the background."""
+    """True to create the next commitlog file in the background."""
     warm: bool = False
-    """Whether to touch, lock and advise the pages of a new file (requires ``mapped``)."""
+    """True to touch, lock and advise the pages of a new file (requires ``mapped``)."""
     transient_pool: int = 0
     """Number of buffers of one file size each that receive appends before they are committed."""
 

@@ -28,17 +28,17 @@ class BrokerVersion:
 
     # What the broker writes.
     trailing_separator: bool
-    """Whether a rebuilt properties string ends with 0x02."""
+    """True if a rebuilt properties string ends with 0x02."""
     map_capacity: int
     """Initial capacity of the map into which properties are parsed. The order of the map is the
     order in which they are stored.
     """
     message_v2: bool
-    """Whether messages of topics with more than 127 characters are stored as v2 records; an older
+    """True if messages of topics with more than 127 characters are stored as v2 records; an older
     broker truncates the log at a v2 record.
     """
     stores_wait: bool
-    """Whether the property ``WAIT`` of a single message is stored."""
+    """True if the property ``WAIT`` of a single message is stored."""
     ensures_unique_key: bool
     body_room: int
     """Number of bytes by which a record may exceed ``max_message_size``. If it is not 0, the body
@@ -47,54 +47,54 @@ class BrokerVersion:
     timer: bool
     batch_queues: bool
     multi_dispatch_any_queue: bool
-    """Whether multi-dispatch also assigns offsets to queues that are not LMQs."""
+    """True if multi-dispatch also assigns offsets to queues that are not LMQs."""
     page_cache_busy: str
     abort_has_pid: bool
 
     # How the broker starts.
     blank_must_fit: bool
-    """Whether a blank record that is longer than the rest of its file counts as damage (5.3.2+)."""
+    """True if a blank record that is longer than the rest of its file counts as damage (5.3.2+)."""
     skips_folders: bool
     deletes_empty_last: bool
     normal_by_queues: bool
-    """Whether recovery after a clean stop starts at the end of the consume queues and dispatches
+    """True if recovery after a clean stop starts at the end of the consume queues and dispatches
     later messages (5.3.2+). Otherwise it starts with the third-last file and dispatches nothing.
     """
     reput_from_queues: bool
-    """Whether messages without an entry at the end of consume queues are dispatched after recovery
+    """True if messages without an entry at the end of consume queues are dispatched after recovery
     (4.5.1 to 4.9.x).
     """
     delay_levels_late: bool
-    """Whether recovery runs before the delay levels are loaded (4.9.2 to 4.9.8)."""
+    """True if recovery runs before the delay levels are loaded (4.9.2 to 4.9.8)."""
     clamps_delay_offsets: bool
-    """Whether a startup moves the offsets in ``delayOffset.json`` into the bounds of their queues
+    """True if a startup moves the offsets in ``delayOffset.json`` into the bounds of their queues
     (4.9.2+).
     """
     keeps_confirm: bool
     walks_dledger: bool
-    """Whether the broker scans the records of a DLedger log after an unclean stop, and dispatches
+    """True if the broker scans the records of a DLedger log after an unclean stop, and dispatches
     them (5.2.0+).
     """
     rocksdb_queues: bool
-    """Whether the broker supports consume queues in RocksDB (5.2.0+)."""
+    """True if the broker supports consume queues in RocksDB (5.2.0+)."""
     property_crc: bool
-    """Whether the broker can append a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
+    """True if the broker can append a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
     property_crc_of_zero: bool
-    """Whether the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
+    """True if the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
-    """Whether the broker does not start if the last of several files of a queue has no entries
+    """True if the broker does not start if the last of several files of a queue has no entries
     (5.0.0+; apache/rocketmq#9728).
     """
 
     # How the broker answers.
     nearest_in_time: bool
-    """Whether the offset for a time is that of the entry nearest in time (before 5.1.1). Later
+    """True if the offset for a time is that of the entry nearest in time (before 5.1.1). Later
     releases return that of the first or last entry with this time.
     """
 
     # Settings of its configuration.
     forces_property_crc: bool = False
-    """Whether the broker truncates the log at a record whose appended CRC is missing or does not
+    """True if the broker truncates the log at a record whose appended CRC is missing or does not
     match (forceVerifyPropCRC); it then does not check the body CRC.
     """
 

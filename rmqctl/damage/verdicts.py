@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 
 class Remedy(Enum):
-    """What a repair does with a range of the log."""
+    """Treatment of a range of the log by a repair."""
 
     NONE = "none"
     COPIED = "copied"

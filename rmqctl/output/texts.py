@@ -46,7 +46,7 @@ class _Template(NamedTuple):
     pattern: str
     key: str
     is_long: bool
-    """Whether the template is specific enough to be used even if a value remains English."""
+    """True if the template is specific enough to be used even if a value remains English."""
 
 
 def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:

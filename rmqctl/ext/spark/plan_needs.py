@@ -37,7 +37,7 @@ _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 @dataclass(slots=True)
 class Scans:
-    """What the scans of one table need: the columns of all scans, and the conditions of each
+    """Needs of the scans of one table: the columns of all scans, and the conditions of each
     scan.
     """
 

@@ -38,7 +38,7 @@ class Grouping:
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """Whether all further queues with the name of an LMQ have the queue id 0."""
+    """True if all further queues with the name of an LMQ have the queue id 0."""
 
     @property
     def index(self) -> int:
