@@ -299,8 +299,8 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """Treatment of the first entries of a run by a broker. ``skipped``: number of entries that it
-    skips because they exist; ``taken``: number of entries that it writes at the queue's end.
+    """Result of `put_rule` for the first entries of a run. ``skipped``: number of entries that a
+    broker skips because they exist; ``taken``: number of entries that it writes at the queue's end.
     ``astray``: whether the position of the written entries differs from their queue offsets.
     """
 

@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 
 class Remedy(Enum):
-    """Treatment of a range of the log by a repair."""
+    """Action of a repair on a range of the log."""
 
     NONE = "none"
     COPIED = "copied"
