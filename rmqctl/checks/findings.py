@@ -304,7 +304,7 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "entry tags code does not match the message", _derived),
     "cq-duplicate": Category(ERROR, "two entries point to the same message", _derived),
     "cq-after-gap": Category(
-        INFO, "queue offsets are missing in the log; later entries are where a broker puts them"),
+        INFO, "queue offsets are missing in the log; later entries follow without a gap"),
     "cq-out-of-order": Category(
         ERROR, "an entry points to a message with another queue offset", _derived),
     "cq-ext": Category(ERROR, "an extension unit is missing or does not match its message",
@@ -355,7 +355,7 @@ CATEGORIES: dict[str, Category] = {
     "conf-name": Category(
         WARNING, "broker.conf has a setting that the broker does not read", _by_hand),
     "conf-value": Category(
-        ERROR, "the broker reads a value in broker.conf differently than it looks", _by_hand),
+        ERROR, "the broker does not read a value in broker.conf as it is written", _by_hand),
     "conf-path": Category(WARNING, "a folder in broker.conf does not exist", _by_hand),
     "conf-store": Category(ERROR, "broker.conf does not fit the store", _by_hand),
     "conf-default": Category(
@@ -422,7 +422,7 @@ CATEGORIES: dict[str, Category] = {
     "tiered-body-crc": Category(
         ERROR, "tiered message body CRC mismatch", _look_into_tier),
     "tiered-shifted": Category(
-        ERROR, "messages are after their place: a broker repeated a partial write",
+        ERROR, "messages are after their expected position: a broker repeated a partial write",
         _look_into_tier),
     "tiered-orphans": Category(
         INFO, "no unit points to these bytes of a tiered commit log", _recover_tier),

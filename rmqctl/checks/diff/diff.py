@@ -286,9 +286,9 @@ class Diff:
                 if count:
                     outside.append({"store": side.name, "where": where, "from": None, "to": None,
                                     "messages": count})
-                    verb = "begin" if where == "before" else "end"
-                    self.remarks.append(f"{side.name} has {plural(count, 'message')} {where} "
-                                        f"where the queues of {other.name} {verb}")
+                    edge = "before the start" if where == "before" else "after the end"
+                    self.remarks.append(f"{side.name} has {plural(count, 'message')} {edge} of "
+                                        f"the queues of {other.name}")
         return {"compared": None, **tally, "outside": outside}
 
 

@@ -367,8 +367,8 @@ class Members:
                 who = " and ".join(member.name for member in self.members
                                    if (member.committed or -1) >= parted.first)
                 yield (f"entries from {parted.first} on are marked as committed in {who}: members "
-                       "of a group never diverge there, so one of these belongs to another group "
-                       "or was restored from a copy")
+                       "of a group never diverge at a committed entry, so one of these belongs to "
+                       "another group or was restored from a copy")
         elif self.count:
             yield f"the logs do not diverge; the last entry that all have is {self.common[0]}"
         # The entries that each member lacks.
@@ -384,7 +384,7 @@ class Members:
         # Entries that may still be overwritten.
         if committed is not None and committed < top.last and top.last_term > 0:
             yield (f"{plural(top.last - committed, 'entry', 'entries')} after {committed} in "
-                   f"{top.name} are not marked as committed in any of them")
+                   f"{top.name} are not marked as committed in any member")
 
     def differences(self) -> Iterator[Difference]:
         """Yield a difference for each run of differing entries."""
