@@ -1,4 +1,4 @@
-"""A store directory, opened read-only: its files, logs and queues, look-ups, lock probe.
+"""A store directory, opened read-only: its files, logs, queues and lock, and look-ups of messages.
 
 No class of this package has a method that writes. Open a store with `store.Store.open`.
 """

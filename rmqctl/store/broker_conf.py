@@ -1,9 +1,9 @@
-"""A broker's own configuration file (``broker.conf``), as far as it concerns a store.
+"""The settings in a broker's own configuration file (``broker.conf``) that affect a store.
 
 The file is what `BrokerStartup -c` reads: Java properties named after the fields of
-`MessageStoreConfig` and `BrokerConfig`. Settings that affect a store's files are used; other names
-are accepted. Its paths are those of the broker's machine: a path below its ``storePathRootDir`` is
-looked up below the given store, even if the store is a copy in another folder.
+`MessageStoreConfig` and `BrokerConfig`. Settings that do not affect a store's files are accepted
+and ignored. The paths in the file are paths on the broker's machine. A path below
+``storePathRootDir`` is looked up below the given store, which may be a copy in another folder.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ TIER_METADATA = os.path.join("config", "tieredStoreMetadata.json")
 class BrokerConf:
     """The part of a broker's configuration that affects the files of a store.
 
-    ``values`` has only the settings that the file contains, by the names of
-    `rmqctl.broker.settings.Settings`; ``notes`` name settings whose effect is easily misunderstood.
-    ``path`` "" means no file.
+    ``values`` has only the settings that the file contains, by their names in
+    `rmqctl.broker.settings.Settings`. ``notes``: remarks on settings whose effect is easily
+    misunderstood. ``path``: the path of the file; "" if no file is used.
     """
 
     path: str = ""
     values: dict[str, Any] = field(default_factory=dict, hash=False)
     root: str | None = None
-    """storePathRootDir."""
+    """The value of storePathRootDir."""
     commitlog_paths: tuple[str, ...] = ()
-    """The folders of storePathCommitLog and readOnlyCommitLogStorePaths, as written there."""
+    """The folders of storePathCommitLog and readOnlyCommitLogStorePaths, as written in the file."""
     multi_path: bool = False
     store_type: str | None = None
     """storeType: ``default``, or ``defaultRocksDB`` for consumequeues in RocksDB (5.2.0+)."""
@@ -52,49 +52,52 @@ class BrokerConf:
     config_version: str | None = None
     """configManagerVersion: ``v2`` for topics, groups and offsets in config/rdb (5.3.2+)."""
     dledger: bool | None = None
-    """enableDLegerCommitLog: the log is a DLedger one."""
+    """enableDLegerCommitLog: whether the log is a DLedger log."""
     dledger_self_id: str | None = None
     dledger_paths: tuple[str, ...] = ()
     """storePathDLedgerCommitLog, if it is set (5.x)."""
     message_index: bool | None = None
-    """messageIndexEnable."""
+    """messageIndexEnable: whether the broker writes index files."""
     message_index_safe: bool | None = None
-    """messageIndexSafe: the index is used too when the broker determines where recovery starts."""
+    """messageIndexSafe: whether the broker also considers the index when it determines where
+    recovery starts."""
     force_property_crc: bool | None = None
-    """forceVerifyPropCRC: recovery checks appended CRCs instead of body CRCs (5.2.0+)."""
+    """forceVerifyPropCRC: whether recovery checks appended CRCs instead of body CRCs (5.2.0+)."""
     name: str | None = None
-    """brokerName."""
+    """The value of brokerName."""
     makes_topics: bool | None = None
-    """autoCreateTopicEnable: the broker creates a topic when a message for it arrives."""
+    """autoCreateTopicEnable: whether the broker creates a topic when a message for it arrives."""
     makes_groups: bool | None = None
-    """autoCreateSubscriptionGroup: the broker creates a group when a consumer connects."""
+    """autoCreateSubscriptionGroup: whether the broker creates a group when a consumer connects."""
     tier: dict[str, Any] = field(default_factory=dict, hash=False)
-    """The settings of a tier, by the names of the options of commands on tiers."""
+    """The settings of tiered storage, by the names of the command options that they correspond
+    to."""
     tier_path: str | None = None
-    """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
+    """The value of tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict, hash=False)
     """Every name in the file with its value as written; the last value if a name is repeated."""
     lines: dict[str, int] = field(default_factory=dict, hash=False)
-    """The line on which each setting begins."""
+    """For each setting: the number of the line on which it begins."""
     repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
-    """Names with several values -> all lines that set them."""
+    """For each setting that occurs more than once: the numbers of all lines that set it."""
     runtime: dict[str, Any] = field(default_factory=dict, hash=False)
-    """The settings that decide what a running broker deletes or delivers, by its own names."""
+    """The settings that decide what a running broker deletes or delivers, by their names in the
+    file."""
 
     @property
     def metadata(self) -> str | None:
-        """The broker's tieredStoreMetadata.json below storePathRootDir; None if storePathRootDir is
-        not set (spec: tiered.md §1).
+        """The path of the broker's tieredStoreMetadata.json below storePathRootDir; None if
+        storePathRootDir is not set (spec: tiered.md §1).
         """
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
-        """Return the log's folders for a store at ``root``; () if the file names no folder with a
-        log.
+        """Return the folders of the log of a store at ``root``; () if no folder named by the file
+        contains log files.
 
         A folder below storePathRootDir is looked up below ``root``; any other folder is used
-        unchanged. For a DLedger broker, plain folders belong to the time before it used DLedger
+        unchanged. For a DLedger broker, plain folders contain the log from before it used DLedger
         (spec: dledger.md §5).
         """
         paths = self.commitlog_paths
@@ -132,7 +135,9 @@ class BrokerConf:
         return texts
 
     def _moved(self, path: str, root: str) -> str:
-        """Return ``path``, or its part below the root that the file names."""
+        """Return the part of ``path`` below storePathRootDir; ``path`` itself if it is outside that
+        folder.
+        """
         base = self.root
         if base is None:
             return path
@@ -146,7 +151,7 @@ NO_CONF = BrokerConf()
 def read_conf(path: str) -> BrokerConf:
     """Return the configuration in the file at ``path``.
 
-    Raises: UsageError where a broker could not read the file either, StoreIOError.
+    Raises: UsageError for a file that a broker could not read either, StoreIOError.
     """
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
@@ -163,7 +168,7 @@ def read_conf(path: str) -> BrokerConf:
 
 
 class _Reading:
-    """The entries of a file, while a `BrokerConf` is built from them."""
+    """Builds a `BrokerConf` from the entries of a file."""
 
     def __init__(self, path: str, entries: list[properties_file.PropertyEntry]) -> None:
         self._path = path
@@ -223,8 +228,8 @@ class _Reading:
         return value.lower() == "true"
 
     def _count(self, key: str) -> int | None:
-        """Return the value as `Integer.parseInt` does; None if that fails: the broker then uses its
-        default.
+        """Return the value as `Integer.parseInt` does; None for an invalid value, for which the
+        broker uses its default.
         """
         value = self._texts.get(key)
         if value is None:
@@ -244,7 +249,7 @@ class _Reading:
         return self._count(key)  # `_count` reports why the value is invalid
 
     def _queue_size(self, key: str) -> int | None:
-        """Return the size in complete units, rounded up as a broker does."""
+        """Return the size in bytes, rounded up to complete units as a broker does."""
         size = self._count(key)
         return None if size is None else -(-size // UNIT_SIZE) * UNIT_SIZE
 
@@ -287,7 +292,8 @@ _SETTINGS: dict[str, tuple[str, _Read]] = {
     "brokerClusterName": ("cluster", _Reading._text),
     "brokerRole": ("role", _Reading._role),
 }
-"""Setting in the file -> name in `Settings`, and how Java reads the value."""
+"""For each setting in the file: the name of its value in `Settings`, and the function that
+parses the value as Java does."""
 
 _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
     "brokerName": ("broker", _Reading._text),
@@ -296,7 +302,8 @@ _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
     "tieredStoreIndexFileMaxIndexNum": ("index_max", _Reading._count),
     "tieredStoreConsumeQueueMaxSize": ("consumequeue_max_size", _Reading._count),
 }
-"""The same for the settings of tiers, by the names of their options."""
+"""For each setting of tiered storage in the file: the name of the command option that it
+corresponds to, and the function that parses its value."""
 
 _RUNTIME: dict[str, _Read] = {
     "fileReservedTime": _Reading._integer,
@@ -310,7 +317,8 @@ _RUNTIME: dict[str, _Read] = {
     "enableControllerMode": _Reading._flag,
     "mappedFileSizeTimerLog": _Reading._count,
 }
-"""Setting in the file -> how Java reads the value."""
+"""For each setting in the file that goes to `BrokerConf.runtime`: the function that parses its
+value as Java does."""
 
 _ALL_KEYS = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) | {
     "tieredStoreFilePath", "tieredStoreFilepath",

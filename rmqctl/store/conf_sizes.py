@@ -1,8 +1,7 @@
 """Sizes in a broker's configuration file, checked against the files of a store.
 
-A configuration that belongs to another store, or was edited since, must not mislead readers or
-repairs of the existing files. Its effect on a startup is predicted elsewhere
-(`rmqctl.broker.conf`).
+A configuration that belongs to another store, or was edited after the files were created, must not
+mislead readers or repairs of these files. `rmqctl.broker.conf` predicts its effect on a startup.
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ from rmqctl.store.files import common_size, queue_size
 
 _FIELDS = {"commitlog_file_size": "commitlog_file", "consumequeue_file_size": "consumequeue_file",
            "index_slots": "index_slots", "index_max": "index_max"}
-"""Names in a configuration -> the fields of `Sizes`."""
+"""For each setting's name in a configuration: the field of `Sizes`."""
 _SURE = 2
-"""Minimum number of files of one size that prove this size; a single file may be truncated."""
+"""Minimum number of files with the same size that prove it; a single file may be truncated."""
 
 
 def as_files_are(store: Any, sizes: Any) -> Any:
     """Return ``sizes`` without the values of ``sizes.conf`` that contradict the files of ``store``.
 
-    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, in its current state.
+    ``store`` is a view of the current files (`rmqctl.store.store.Store`) that was opened without
+    `Sizes`.
     """
     values = sizes.conf.values
     refuted: set[str] = set()

@@ -23,12 +23,12 @@ EPOCHS = "epochFileCheckpoint"
 BACKUP = f"{EPOCHS}.bak"
 IDENTITY = "brokerIdentity"
 MAX_FILE_SIZE = 4 << 20
-"""Maximum bytes of one of these files that are read."""
+"""Maximum bytes of an epoch file or identity file that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCopy:
-    """One copy of the epoch file. Without ``fault`` and entries it is missing or empty."""
+    """One copy of the epoch file. A missing or empty copy has neither a ``fault`` nor entries."""
 
     name: str
     epochs: tuple[Epoch, ...] = ()
@@ -36,7 +36,7 @@ class EpochCopy:
 
     @property
     def reason(self) -> str:
-        """A sentence on the fault; empty without a fault."""
+        """A sentence on the fault; "" without a fault."""
         if isinstance(self.fault, FormatError):
             return f"{self.fault.path}: {self.fault.reason}"
         return "" if self.fault is None else str(self.fault)
@@ -44,14 +44,16 @@ class EpochCopy:
 
 @dataclass(frozen=True, slots=True)
 class EpochFile:
-    """Both copies; a broker uses the backup if the main file is missing, empty or invalid."""
+    """The epoch file and its backup; a broker uses the backup if the main file is missing, empty or
+    invalid.
+    """
 
     main: EpochCopy
     backup: EpochCopy
 
     @property
     def used(self) -> EpochCopy | None:
-        """The effective copy; None if neither has an epoch."""
+        """The copy that a broker uses; None if neither copy has an epoch."""
         return next((copy for copy in (self.main, self.backup) if copy.epochs), None)
 
     @property
@@ -64,7 +66,7 @@ class EpochFile:
 
 
 class EpochSpan(NamedTuple):
-    """An epoch with its end; None for the last epoch if the end of the log is unknown."""
+    """An epoch with its end; the end of the last epoch is None if the end of the log is unknown."""
 
     epoch: int
     start_offset: int
@@ -86,14 +88,14 @@ def _copy(store: Store, name: str) -> EpochCopy:
 
 
 def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[EpochSpan]:
-    """Return the epochs with their ends."""
+    """Return the epochs, each with its end."""
     ends = [*(following.start_offset for following in epochs[1:]), log_end]
     return [EpochSpan(*epoch, end) for epoch, end in zip(epochs, ends, strict=False)]
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:
-    """Return the broker's identity from the controller's file; None if the file does not contain
-    it. Never raises.
+    """Return the broker's identity from the controller mode's file; None if no valid identity can
+    be read. Never raises.
     """
     try:
         return broker_identity.parse(store.read_small(IDENTITY, most=1 << 16))
@@ -116,10 +118,10 @@ def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
 class Agreement:
     """The epochs of two replicas, ``a`` and ``b``, compared with each other.
 
-    ``consistent_point``: the physical offset up to which the epochs show the same log; a slave
-    truncates its log there. None if they have no epoch in common. ``common``: the number of equal
-    epochs from the first one on. ``conflict``: the first epoch that both have with different
-    starts.
+    ``consistent_point``: the physical offset up to which both logs are the same according to the
+    epochs, and at which a slave truncates its log; None if the replicas have no epoch in common.
+    ``common``: the number of equal epochs at the start of the two lists. ``conflict``: the first
+    epoch number that starts at different offsets in the two replicas.
     """
 
     consistent_point: int | None
@@ -128,9 +130,10 @@ class Agreement:
 
 
 def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
-    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs. The
-    consistent point is the end of the greatest epoch that both have with the same start; the
-    smaller end if they differ (dledger.md §8).
+    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs.
+
+    The consistent point is the end of the greatest epoch that starts at the same offset in both
+    replicas; if that epoch ends at different offsets, the smaller one (dledger.md §8).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))
@@ -145,7 +148,9 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
 
 
 def disorder(epochs: Sequence[Epoch]) -> int | None:
-    """Return the index of the first entry that does not follow the previous one."""
+    """Return the list index of the first epoch that cannot follow the previous one; None if all
+    can.
+    """
     return next((number for number in range(1, len(epochs)) if not (
         epochs[number - 1].epoch < epochs[number].epoch
         and epochs[number - 1].start_offset < epochs[number].start_offset)), None)

@@ -1,4 +1,4 @@
-"""The result of decoding a message's body. The decoders themselves are an extension."""
+"""The results of decoding message bodies. The decoders themselves are in an extension."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MISSING: Any = object()
 
 
 class Decoded(NamedTuple):
-    """The decoded body of a message: ``kind`` is None if it was not decoded; ``problem`` says in
-    words why not, if it should have been.
+    """The decoded body of a message: ``kind`` is None if it was not decoded; ``problem`` is the
+    reason if decoding failed.
     """
 
     value: Any
@@ -23,8 +23,8 @@ class Decoded(NamedTuple):
     internal: dict[str, Any] | None
 
     def field(self, name: str) -> Any:
-        """Return ``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path;
-        None if the body lacks it.
+        """Return the value of ``decoded``, ``decoded_as`` or ``internal``, or of a field of the
+        body by its path; None if the body lacks the field.
         """
         if name == "decoded":
             return self.value
@@ -36,14 +36,14 @@ class Decoded(NamedTuple):
         return None if value is MISSING else value
 
     def of_body(self, name: str) -> Any:
-        """Return ``body.PATH``; `MISSING` if the body lacks this field."""
+        """Return the value of ``body.PATH``; `MISSING` if the body lacks this field."""
         if self.kind is None:
             return MISSING
         return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))
 
 
 class Decoding(Protocol):
-    """A decoder of message bodies; `rmqctl.ext.payloads.decoding` implements it for
+    """Interface of a decoder of message bodies; `rmqctl.ext.payloads.decoding` implements it for
     ``--decode``.
     """
 
@@ -57,14 +57,14 @@ class Decoding(Protocol):
 
     def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
                place: str) -> Decoded:
-        """Return the decoded body; ``place`` names the message in the report on the first body that
-        cannot be decoded.
+        """Return the decoded body. ``place`` identifies the message in the warning about the first
+        body that cannot be decoded.
         """
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
-    """Return the field of a plain value at ``path``, or `MISSING`. A number is an index of a
-    list.
+    """Return the value at ``path`` inside a decoded value, or `MISSING`. A number in the path is an
+    index into a list.
     """
     for name in path:
         if isinstance(value, dict):

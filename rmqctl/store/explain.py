@@ -1,4 +1,4 @@
-"""Notes that explain why a selection shows nothing, or starts later than requested."""
+"""Notes that explain why a selection shows nothing, or begins later than the user requested."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
 def named(items: list[str]) -> str:
-    """Return a one-line text of a list: the first dozen items and the number of the others."""
+    """Return a one-line text of a list: the first dozen items and the number of the remaining
+    items.
+    """
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more
 
 
 def by_the_log(topic: str, *conditions: str) -> str:
-    """Return the command that searches the log, instead of the queues, for a topic's messages."""
+    """Return the command that finds a topic's messages in the log instead of the queues."""
     return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
 
 
@@ -51,15 +53,17 @@ def configured_queues(store: Store, topic: str) -> int | None:
 
 
 def is_unknown(store: Store, topic: str) -> bool:
-    """Return whether only the log could contain a topic: it has no queue on disk and is not in
-    topics.json.
+    """Return whether a topic has no queue on disk and is not in topics.json, so that only the log
+    may contain it.
     """
     return topic not in topics_on_disk(store) and configured_queues(store, topic) is None
 
 
 def without_consumequeue(store: Store, topic: str) -> str | None:
-    """Return a note on the queues that a topic should have, but that have no consumequeue (a queue
-    without messages has no consumequeue either); None if every queue has one.
+    """Return a note on the queues of a topic that have no consumequeue; None if every queue has
+    one.
+
+    A queue without messages has no consumequeue either.
     """
     existing = {*queue_ids(store, "consumequeue", topic),
                 *queue_ids(store, "batchconsumequeue", topic)}
@@ -75,14 +79,16 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
 
 
 def _queue_count(store: Store, topic: str, existing: Iterable[int]) -> int:
-    """Return the number of queues that a topic should have, by topics.json or by the existing
-    queues.
+    """Return the number of queues that a topic should have, according to topics.json and the
+    existing queues.
     """
     return min(max(configured_queues(store, topic) or 0, max(existing) + 1), _MAX_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
-    """Return a note if a topic, or one of its queues, has no consumequeue; None if it exists."""
+    """Return a note if a topic, or one of its queues, has no consumequeue; None if the consumequeue
+    exists.
+    """
     if not store.layout.reads("consumequeue"):
         return None  # already reported
     existing = sorted({*queue_ids(store, "consumequeue", topic),

@@ -1,10 +1,10 @@
-"""Table of the parts of a store that only newer brokers read, with the release that first reads
-each.
+"""Table of the parts of a store that only newer brokers read, each with the first release that
+reads it.
 
-`rmqctl.broker.versions` says how releases start, write and answer. Hints on the writer of a store
-(`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`) and its
-plan (`rmqctl.repair.convert.release`) all use this table: to support another feature, or conversion
-to another release, add an entry here.
+`rmqctl.broker.versions` describes how releases start, write and answer. Hints on the writer of a
+store (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`)
+and its plan (`rmqctl.repair.convert.release`) all use this table. To support another feature, or
+conversion to another release, add an entry here.
 
 spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
 """
@@ -23,13 +23,14 @@ COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "ro
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 LONG_TRANSACTIONS = "transactions-of-long-topics"
 MAX_V1_TOPIC = 127
-"""Maximum bytes of a topic in a v1 record; longer topics need the feature `LONG_TOPICS`."""
+"""Maximum bytes of a topic name in a v1 record; longer names need the feature `LONG_TOPICS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``since``: the first release that reads it. ``files``: its files, relative to the store root.
-    ``shown_by``: other files that prove it; None if ``files`` do.
+    """A feature of newer brokers. ``since``: the first release that reads its files; ``files``:
+    these files, relative to the store root. ``shown_by``: other files that prove that the feature
+    was used; None: ``files`` prove it.
     """
 
     since: str
@@ -69,8 +70,8 @@ FEATURES: Mapping[str, Feature] = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigField:
-    """A field of a file of ``config/``. ``path``: its keys, ``*`` for each entry of a table.
-    ``usual``: values that make no difference for a broker that does not read the field.
+    """A field of a file of ``config/``. ``path``: the keys on the path to the field; ``*`` matches
+    each entry of a table. ``usual``: values that mean the same as a missing field.
     """
 
     since: str
@@ -100,8 +101,8 @@ CONFIG_FIELDS = (
         "dataVersion", "groupTopicMap", "pullOffsetTable")),
     ConfigField("5.0.0", "delayOffset.json", ("dataVersion",), ()),
 )
-"""Fields that only newer brokers read. If ``usual`` is empty (derived fields, counters), every
-value is unimportant.
+"""Fields that only newer brokers read. If ``usual`` is empty (derived fields, counters), losing the
+field never matters.
 """
 
 

@@ -1,6 +1,6 @@
 """The files of a store directory: names, sizes and oddities.
 
-Listing never fails as a whole: unreadable entries become a `Trouble` and the rest continues.
+An unreadable entry never ends a listing: it is added as a `Trouble`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rmqctl.formats.local import names
 from rmqctl.scan.source import FileSource, Witness
 
 NODE, DATA, INDEX = "dledger-", "data", "index"
-"""The folders of DLedger's files: ``dledger-<selfId>/data`` and ``/index`` below the root."""
+"""The names of DLedger's folders: ``dledger-<selfId>/data`` and ``dledger-<selfId>/index`` below
+the root."""
 _MAX_ASKED = 8
 """Maximum number of log files whose first bytes are read to determine whether the log has DLedger
 entries.
@@ -28,10 +29,11 @@ entries.
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file of a structure. ``base`` is the offset (or time) in its name; -1 without one.
+    """A file of a structure. ``base`` is the offset (or time) in its name; -1 if the name contains
+    none.
 
-    ``limit``: bytes after it were written after the snapshot and read as zeros
-    (`rmqctl.store.live`); None: the entire file counts.
+    ``limit``: the size of the file in the snapshot (`rmqctl.store.live`): later bytes read as
+    zeros. None: all bytes count.
     """
 
     path: str
@@ -49,7 +51,8 @@ class StoreFile:
         return self.base + self.size
 
     def open(self) -> FileSource:
-        """Return the file for reading, up to its limit; positions count from ``base``.
+        """Open the file for reading up to its limit; position 0 is the start of the file, at offset
+        ``base``.
 
         Raises: StoreIOError.
         """
@@ -58,7 +61,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A part of the directory that cannot be read, does not belong there, or is misnamed."""
+    """An entry of the directory that is unreadable, misnamed, or should not be there."""
 
     path: str
     reason: str
@@ -78,7 +81,7 @@ class Listing:
 def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = None) -> Listing:
     """Return up to ``most`` files of ``folder`` whose names have ``digits`` decimal digits.
 
-    A folder that does not exist is an empty listing; an unreadable folder is a trouble.
+    For a missing folder the listing is empty; an unreadable folder is a `Trouble`.
     """
     try:
         return listing_of(vfs.scandir(folder), digits, most)
@@ -90,9 +93,9 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
 
 def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_DIGITS,
                most: int | None = None) -> Listing:
-    """Return the listing for the entries of a folder.
+    """Return a listing of the given entries of a folder.
 
-    Raises: OSError if it cannot be listed.
+    Raises: OSError if the folder cannot be listed.
     """
     contents = Listing()
     for entry in sorted(entries, key=lambda entry: entry.name):
@@ -117,8 +120,8 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
 
 
 def log_listing(folder: str, *, first_only: bool = False) -> Listing:
-    """Return the files of a folder of the log, each with the ``head`` of its records; with
-    ``first_only``, only the first files, which are enough to determine ``head``.
+    """Return the files of one log folder, each with its ``head``. With ``first_only``, return only
+    the first files, which are enough to determine ``head``.
     """
     contents = listing(folder, most=_MAX_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
@@ -128,16 +131,16 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def node_of(folder: str) -> str | None:
-    """Return the folder of the DLedger node that has its data in ``folder``, if the name identifies
-    one. The node's folder also contains the index and the checkpoint.
+    """Return the folder of the DLedger node whose data is in ``folder``; None if the name is not
+    that of a node's data folder. The node's folder also contains the index and the checkpoint.
     """
     above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None
 
 
 def _head_in(folder: str, files: list[StoreFile]) -> int:
-    """Return `dledger.HEAD_SIZE` if the files contain DLedger entries, by the folder's name or by
-    the first file that shows it; else 0 (spec: dledger.md §6).
+    """Return `dledger.HEAD_SIZE` if the files contain DLedger entries, else 0 (spec: dledger.md
+    §6). The folder's name decides, then the first file with a recognizable start.
     """
     if node_of(folder) is not None:
         return dledger.HEAD_SIZE
@@ -163,8 +166,8 @@ def _is_name(name: str, digits: int) -> bool:
 def common_size(files: list[StoreFile]) -> int | None:
     """Return the file size of a structure, determined from its files; None without files.
 
-    The difference of adjacent names has priority (it is right even if a file has the wrong length),
-    then the most frequent length.
+    The difference between adjacent names comes first, because it is right even if a file has the
+    wrong length; then the most frequent length.
     """
     if len(files) < 2:
         return files[0].size or None if files else None
@@ -181,7 +184,9 @@ def common_size(files: list[StoreFile]) -> int | None:
 
 
 def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
-    """Return the file size of most queues. Queues of several files prove it and have priority."""
+    """Return the most frequent file size of the queues; queues with several files count first,
+    because their names prove the size.
+    """
     sure: Counter[int] = Counter()
     likely: Counter[int] = Counter()
     for files in queues:

@@ -1,9 +1,9 @@
-"""A summary of a store: sizes, offsets, times, the holder of its lock, every file. No scan of the
-log.
+"""A summary of a store: sizes, offsets, times, the holder of its lock, and every file, without a
+scan of the log.
 
 The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
-Anything unreadable is named in ``troubles`` and the rest continues. The kind of a file follows from
-its path (`formats.kinds`); if the path is not enough, from its content.
+Unreadable parts are listed in ``troubles``. The kind of a file is determined from its path
+(`formats.kinds`), and from its content if the path does not suffice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
 
 def collect(store: Store, view: View) -> Document:
-    """Return everything that `info` shows of a store in one view."""
+    """Return everything that `info` shows of a store, in the given view."""
     items, troubles = inventory(store)
     layout = store.layout
     # The ends of the log, then the values of its messages and files.
@@ -136,7 +136,7 @@ def _abort_pid(store: Store) -> int | None:
 
 
 def _sizes(store: Store) -> Document:
-    """Return the sizes that a broker's configuration sets, determined from the files (None:
+    """Return the sizes that a broker's configuration sets, as the files show them (None:
     unknown).
     """
     queues = [queue for queue in store.known_queues.values() if queue.files]
@@ -162,7 +162,9 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Return gaps in the log, and folders that look like parts of it but were not given."""
+    """Return texts on gaps in the log, and on folders that look like parts of it but were not
+    given.
+    """
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
@@ -193,9 +195,10 @@ def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file. ``path`` is relative to the store root (absolute for a file elsewhere).
+    """A file of the store. ``path`` is relative to the store root, or absolute for a file outside
+    of it.
 
-    ``allocated`` is the bytes that it takes on the disk: less than ``size`` for a sparse file.
+    ``allocated``: the bytes that the file takes on the disk: less than ``size`` for a sparse file.
     """
 
     path: str
@@ -207,7 +210,7 @@ class Item:
 
 @dataclass(slots=True)
 class Total:
-    """The files of one kind together, in bytes."""
+    """The total sizes of all files of one kind, in bytes."""
 
     files: int = 0
     size: int = 0
@@ -215,7 +218,9 @@ class Total:
 
 
 def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
-    """Return (files by path, unreadable places) of a store, with its other log folders."""
+    """Return (files by path, unreadable entries) of a store, including log folders outside of its
+    root.
+    """
     items: list[Item] = []
     troubles: list[Trouble] = []
     seen: set[tuple[int, int]] = set()
@@ -237,7 +242,7 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
 
 
 def totals(items: list[Item]) -> dict[str, Total]:
-    """Return the sums per kind, in the order of `formats.kinds`."""
+    """Return the totals of each kind, in the order of `formats.kinds`."""
     by_kind: dict[str, Total] = {}
     for item in items:
         total = by_kind.setdefault(item.kind, Total())
@@ -256,11 +261,11 @@ def _relative(store: Store, path: str) -> str:
 def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
            note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
                tuple[os.DirEntry[str], os.stat_result, str]]:
-    """Yield (entry, stat, its folder) of the regular files below ``top``.
+    """Yield (entry, stat, folder that contains it) of the regular files below ``top``.
 
-    No folder is entered twice. Only links to folders of a store are followed, and below a link no
-    folder deeper than a store's own: a link may point to an entire disk. ``note`` is called with
-    the entries of each folder.
+    No folder is entered twice. A link may point to an entire disk, so a link is followed only if it
+    has the name of a folder of a store, and below it only folders that a store has. ``note`` is
+    called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
@@ -304,7 +309,9 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
 
 
 def _is_own(top: str, path: str) -> bool:
-    """Return whether a folder is one of a store's, or below one."""
+    """Return whether a folder has the path of one of a store's folders, or is below such a
+    folder.
+    """
     first = os.path.relpath(path, top).split(os.sep)[0]
     return first in FOLDERS or first.startswith(NODE)
 

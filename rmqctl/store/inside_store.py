@@ -15,21 +15,21 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """Return the root of the store that ``path`` (which need not exist) is, or is in; None outside
-    of stores.
+    """Return the root of the store to which ``path`` (which need not exist) belongs, or which it
+    is; None if it is not in a store.
 
-    A store is a folder with a commitlog or consumequeues, and either other files that a broker has
-    beside them or files in its commitlog; a cluster's folder of a tier counts as one. Both the path
-    as given and the path with links resolved are checked. An unreadable folder does not count as a
-    store.
+    A folder counts as a store if it has a commitlog or consumequeues, and either other files that a
+    broker keeps beside these or files in its commitlog. A cluster's folder of a tier counts, too.
+    Both the path as given and the path with links resolved are checked. An unreadable folder does
+    not count as a store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)
 
 
 def refuse_in_store(path: str | os.PathLike[str], shown: str | None = None) -> None:
-    """Raise UsageError for a path in a store. ``shown``: the name of the path in the message, if
-    not the path itself.
+    """Raise UsageError for a path in a store. ``shown``: the path as the message shows it, if it
+    differs from ``path``.
     """
     inside = enclosing_store(path)
     if inside is not None:

@@ -1,4 +1,5 @@
 """Configuration files of a store, read tolerantly.
 
-The copy that a broker loads; topics and groups as rows; consumer offsets and lag.
+Finds the copy that a broker loads, returns topics and groups as rows, and computes consumer offsets
+and lag.
 """

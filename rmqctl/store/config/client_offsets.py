@@ -1,5 +1,5 @@
-"""The offsets.json that a broadcasting consumer keeps on its own machine, and how its client uses
-it (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
+"""The offsets.json that a broadcasting consumer keeps on its own machine, and how its client reads
+the file (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from rmqctl.store.config.config import BACKUP, MAX_SIZE
 from rmqctl.store.config.rows import Faults, number, table
 
 _ENTRY = re.compile(rb'\{([^{}]{1,4096})\}\s*:\s*(\d{1,19})(?=[\s,}])')
-"""A complete entry (key and number) anywhere in the file."""
+"""Pattern of a complete entry (key and number) anywhere in the file."""
 
 
 class ClientOffset(NamedTuple):
-    """``queue_offset`` is the next offset that the consumer reads."""
+    """The offset of one queue; ``queue_offset`` is the next queue offset that the consumer
+    reads.
+    """
 
     topic: str
     broker: str
@@ -33,7 +35,7 @@ class ClientOffset(NamedTuple):
 
 
 class ClientOffsets(NamedTuple):
-    """The content of the file; ``faults`` names entries of the wrong shape."""
+    """The content of an offsets.json; ``faults`` names entries of the wrong shape."""
 
     rows: list[ClientOffset]
     faults: Faults
@@ -46,7 +48,7 @@ def _key(value: Any) -> str:
 
 
 def parse(data: bytes) -> ClientOffsets:
-    """Return the offsets in a file's bytes.
+    """Parse the bytes of an offsets.json.
 
     Raises: FormatError with offset and JSON path.
     """
@@ -80,20 +82,24 @@ def readable(data: bytes) -> list[ClientOffset]:
 
 
 def build(rows: Iterable[ClientOffset]) -> str:
-    """Return a file with these offsets, as a client reads it."""
+    """Return the content of an offsets.json with these offsets, in the form that a client reads."""
     entries = (json.dumps({"brokerName": row.broker, "queueId": row.queue_id, "topic": row.topic})
                + f":{row.queue_offset}" for row in rows)
     return '{"offsetTable":{\n' + ",\n".join(entries) + "\n}}"
 
 
 def group_of(path: str) -> str | None:
-    """Return the group of this file by its folder, as clients name it (CLIENT is ``IP@NAME``)."""
+    """Return the group that the path of an offsets.json names (CLIENT/GROUP, with CLIENT as
+    ``IP@NAME``); None for any other path.
+    """
     *_, client, group, name = ["", "", *vfs.abspath(path).split(os.sep)]
     return group if "@" in client and bare_name(name) == "offsets.json" else None
 
 
 def instead(path: str) -> str:
-    """Return how a client reacts if it cannot read the file; "" for a backup."""
+    """Return a sentence on how a client reacts if it cannot read the file; "" if the file is a
+    backup.
+    """
     if path.endswith(BACKUP):
         return ""
     backup = path + BACKUP

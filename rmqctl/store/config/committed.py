@@ -1,4 +1,4 @@
-"""The committed offsets of groups, from a store or from a single file."""
+"""The committed offsets of consumer groups, from a store or from a single file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
 
 
 def _of_client(path: str, data: bytes, group: str | None, broker: str | None) -> Commits:
-    """Return the offsets of one broker's queues in a client's file, as offsets of a group."""
+    """Return one broker's offsets in a client's file as the committed offsets of a group."""
     try:
         rows, faults, _ = client_offsets.parse(data)
     except FormatError as error:
@@ -94,6 +94,6 @@ def of_store(store: Store) -> Commits:
 
 
 def narrowed(offsets: Commits, group: str | None, topic: str | None) -> Commits:
-    """Return the offsets of one group and one topic, if they are given."""
+    """Return the offsets of the given group and topic; None means all."""
     return {key: offset for key, offset in offsets.items()
             if group in (None, key[0]) and topic in (None, key[1])}

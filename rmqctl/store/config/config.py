@@ -1,8 +1,8 @@
-"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or their
-replacement in RocksDB (rocksdb.md §7).
+"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or the
+RocksDB databases that replace them (rocksdb.md §7).
 
 A broker reads the main file; if that file is missing, empty or not decodable, it reads the
-``.bak``. The same choice is made and recorded here, with the state of each copy.
+``.bak``. This module makes the same choice, and records the state of each copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
 MAX_SIZE = 64 << 20
-"""Bytes of the largest configuration file that is read."""
+"""Maximum bytes of a configuration file that is read."""
 FOLDER = "config"
 BACKUP = ".bak"
 TIMERCHECK = "timercheck"
@@ -33,17 +33,17 @@ OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", 
 OUT_OF_DATE = "out of date"
 """State of a file that a broker with its configuration in RocksDB no longer updates."""
 NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
-"""Oddities because of which a broker cannot load the file."""
+"""Oddities of JSON with which a broker cannot load the file."""
 
 
 @dataclass(slots=True)
 class ConfigCopy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
-    A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value;
-    ``database``: this is the replacement, and ``path`` is the path of the database. ``path`` is
-    relative to the store root. ``reason``, ``offset`` (bytes from the start) and ``field`` (JSON
-    path) describe the fault. An oddity still has a ``value``.
+    A JSON file that RocksDB replaces (`rmqctl.store.layout`) is "out of date" and has no value.
+    ``database``: whether this is the replacement; then ``path`` is the path of the database.
+    ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
+    ``field`` (JSON path) describe the fault. A copy in the state oddity still has a ``value``.
     """
 
     path: str
@@ -61,8 +61,8 @@ class ConfigCopy:
         return self.state in (OK, ODDITY)
 
     def fault(self) -> str:
-        """Return the fault, for example ``config/topics.json @17 $.topicConfigTable: expected a
-        comma or }``.
+        """Return a text on the fault, for example ``config/topics.json @17 $.topicConfigTable:
+        expected a comma or }``.
         """
         where = "" if self.offset is None else f" @{self.offset}"
         path = "" if self.field in (None, "$") else f" {self.field}"
@@ -71,7 +71,7 @@ class ConfigCopy:
 
 @dataclass(slots=True)
 class ConfigFile:
-    """A configuration file by its main name: both copies and the effective one."""
+    """A configuration file with its backup; ``name`` is the name without ``.bak``."""
 
     name: str
     kind: str
@@ -111,7 +111,7 @@ class ConfigFile:
         return self.used.value if self.used else None
 
     def rows(self) -> Iterable[Row]:
-        """Return the entries as rows of the kind's section, each with its ``source``."""
+        """Return the entries as rows of the file's section, each with its ``source``."""
         used = self.used
         if used is None:
             return
@@ -120,7 +120,9 @@ class ConfigFile:
 
     @property
     def data_version(self) -> dict[str, int] | None:
-        """``counter``, ``timestamp`` (ms) and ``state_version``, if the file has them."""
+        """The file's data version: ``counter``, ``timestamp`` (ms) and ``state_version``; None
+        without one.
+        """
         value = self.value
         if isinstance(value, timer_check.TimerCheckRecord):
             return {"counter": value.counter, "timestamp": value.timestamp,
@@ -133,7 +135,7 @@ class ConfigFile:
                 if isinstance(version.get(theirs), int)} or None
 
     def problems(self) -> list[str]:
-        """Return messages for the user, one sentence each."""
+        """Return messages on the problems of the file, one sentence each."""
         problems: list[str] = []
         main, backup = self.main, self.backup
         if main.database:
@@ -161,10 +163,10 @@ class ConfigFile:
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
-    """Return (files, other entries) of ``config/``: all that exist, or the files of one section.
-    Replacements in RocksDB come first, then the files that they supersede.
+    """Return (configuration files, other entries of ``config/``).
 
-    A missing folder is an empty list.
+    With ``section``, return only its files. Databases that replace JSON files come first, then all
+    JSON files. Without ``config/``, both lists are empty, except for the databases.
 
     Raises: StoreIOError if the folder cannot be listed.
     """
@@ -176,8 +178,8 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
-    """Return the effective copy of one file, for example "topics.json", even if it does not exist;
-    its replacement in RocksDB if there is one. Never raises.
+    """Return one configuration file, for example "topics.json", even if it does not exist; if
+    RocksDB replaces the file, return the replacement. Never raises.
     """
     part = store.config_parts.get(name)
     if part is None:
@@ -210,7 +212,9 @@ _topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDicti
 
 
 def out_of_date(store: Store, name: str) -> ConfigCopy:
-    """Return the JSON file, or its backup, that RocksDB replaces and no longer updates."""
+    """Return a JSON file that RocksDB replaces and no longer updates; its backup if the file is
+    unusable.
+    """
     main = _read_json(store, name)
     return main if main.usable else _read_json(store, name + BACKUP)
 
@@ -257,12 +261,12 @@ KINDS = {
     "tieredStoreMetadata.json": "tiered",
     TIMERCHECK: "timer",
 }
-"""File name -> kind; any other ``*.json`` is of the kind ``other``."""
+"""For each file name: the kind of the file; any other ``*.json`` is of the kind ``other``."""
 
 
 def _names(store: Store) -> tuple[list[str], list[Trouble]]:
-    """Return the main names of all configuration files, those of a broker first, and other
-    entries.
+    """Return the main names of all configuration files (files that brokers write come first), and
+    the other entries of the folder.
     """
     folder = store.path(FOLDER)
     try:
@@ -298,7 +302,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
 
 
 def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
-    """Return a JSON file in another folder that brokers keep like those of ``config/``. Never
+    """Return a JSON file from another folder in which a broker keeps files with backups. Never
     raises.
     """
     return ConfigFile(name, "other", _read_json(store, name, folder),
@@ -307,7 +311,7 @@ def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
 
 def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
         ConfigCopy, bytes]:
-    """Return a copy and its bytes; the copy's state says if the file is missing, empty or
+    """Return a copy and its bytes; the state of the copy says whether the file is missing, empty or
     unreadable.
     """
     copy = ConfigCopy(f"{folder}/{name}")

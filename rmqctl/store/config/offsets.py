@@ -34,7 +34,7 @@ _Commits = dict[int, int]
 
 @dataclass(slots=True)
 class Lag:
-    """The lag of the groups of a store. ``totals`` is complete after `rows` has been exhausted.
+    """The lag of the groups of a store. ``totals`` is complete once all of `rows` was read.
 
     ``group`` and ``topic`` limit the result; without a group, all groups and the topics without
     consumers are shown.
@@ -94,11 +94,13 @@ class Lag:
 
     @property
     def groups(self) -> list[str]:
-        """All groups that are configured or have committed an offset."""
+        """The groups that are configured or have committed an offset."""
         return sorted({*self._groups, *self._commits})
 
     def rows(self) -> Iterator[Row]:
-        """Yield rows by group, topic and queue id, then the topics without any group."""
+        """Yield a row for each group, topic and queue id, in this order, then the topics without a
+        group.
+        """
         if not self.group_is_known:
             return
         groups = sorted(self._commits) if self.group is None else [self.group]
@@ -114,7 +116,7 @@ class Lag:
     # -- one group ----------------------------------------------------------------------------
 
     def of_topic(self, topic: str) -> Iterator[Row]:
-        """Yield the rows of every group that has committed offsets of a topic."""
+        """Yield the rows of all groups that have committed offsets in a topic."""
         for group in sorted(self._commits):
             if topic in self._commits[group]:
                 yield from self._of_topic(group, topic, self._commits[group][topic])
@@ -218,8 +220,8 @@ class Lag:
                 yield row
 
     def _queues(self, topic: str) -> _Queues:
-        """Return the bounds of the topic's queues on disk, or the reason why a queue is
-        unreadable.
+        """For each queue of the topic on disk, return its bounds, or the reason why it cannot be
+        read.
         """
         if topic not in self._bounds_of:
             self._bounds_of[topic] = {queue_id: self._bounds(topic, queue_id)
@@ -239,7 +241,9 @@ class Lag:
             return str(error)
 
     def _store_time(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """Return the store time of the message at a queue offset; None if none can be read."""
+        """Return the store time of the message at a queue offset; None if the message cannot be
+        read.
+        """
         if queue_offset < 0:
             return None
         try:

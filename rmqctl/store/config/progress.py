@@ -1,6 +1,6 @@
 """The progress of consumer groups and of the delay service, from ``config/``.
 
-The effects of a startup or a repair on consumers are computed from it.
+It is the basis for predicting how a startup or a repair affects consumers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _NAMED = 5
 
 
 class Commit(NamedTuple):
-    """``offset`` is the next queue offset that the group reads."""
+    """The progress of a group in one queue; ``offset`` is the next queue offset that the group
+    reads.
+    """
 
     group: str
     topic: str
@@ -28,7 +30,8 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """The progress of all consumers. ``delayed``: queue id of the schedule topic -> offset.
+    """The progress of all groups. ``delayed``: for each queue id of the schedule topic, the offset
+    of the delay service.
 
     ``timer_read`` is the time (ms) up to which timer messages were delivered; None without a timer.
     """
@@ -54,15 +57,15 @@ class ConsumerProgress:
         return cls(tuple(commits), delayed, read)
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Return the offsets of the groups by group, topic and queue id."""
+        """Return the offsets of the groups; the keys are group, topic and queue id."""
         groups: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
             groups.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
         return groups
 
     def everybody(self) -> Iterator[Commit]:
-        """Yield the commits of the groups, then the offsets of the delay service as commits of a
-        separate group.
+        """Yield the progress of the groups, then that of the delay service as if it were a
+        group.
         """
         yield from self.commits
         for queue_id, offset in sorted(self.delayed.items()):
@@ -70,6 +73,8 @@ class ConsumerProgress:
 
 
 def named(items: list[str]) -> str:
-    """Return a text with the first few items of a list and the number of the others."""
+    """Return a one-line text with the first items of a list and the number of the remaining
+    items.
+    """
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more

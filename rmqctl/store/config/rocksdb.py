@@ -1,7 +1,8 @@
-"""Configuration in RocksDB, as the values of the JSON files that it replaces (rocksdb.md §7).
+"""Configuration in RocksDB, converted to the values of the JSON files that it replaces (rocksdb.md
+§7).
 
-Readers of the JSON files use these values without knowing their origin. At damage, the rest of the
-table is lost; an entry that cannot be parsed is skipped.
+Code that reads the JSON files can use these values unchanged. A table is read up to the first
+damage; an entry that cannot be parsed is skipped.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
 from rmqctl.store.rocksdb.database import Database
 
 MAX_SIZE = 64 << 20
-"""Maximum bytes of keys and values of a configuration that is read."""
+"""Maximum total bytes of the keys and values that are read from a configuration database."""
 TABLES = {"topics.json": (layout.TOPICS, "topicConfigTable"),
           "subscriptionGroup.json": (layout.GROUPS, "subscriptionGroupTable"),
           "consumerOffset.json": (layout.OFFSETS, "offsetTable")}
-"""JSON file name -> the table of v2, and the name of the table in the JSON file."""
+"""For each JSON file: the name of its table in a v2 database, and in the file itself."""
 PULL_TABLE = "pullOffsetTable"
-"""Table that exists only in v2: offsets of a kind of pull that the JSON files do not contain."""
+"""Table that exists only in v2, with pull offsets that no JSON file contains."""
 _SHOWN = 60
 
 
@@ -33,8 +34,9 @@ _SHOWN = 60
 class ConfigPart:
     """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
-    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. If a part
-    of the value is lost, ``reason`` says so. ``faults`` are the omitted entries.
+    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. If only a
+    part can be read, ``reason`` describes the damage. ``faults`` describes the entries that were
+    omitted.
     """
 
     folder: str
@@ -46,12 +48,12 @@ class ConfigPart:
     _taken: int = 0
 
     def damage(self, problem: object) -> None:
-        """Add a sentence about damage, without the folder, which the caller shows."""
+        """Add a sentence on damage; the folder's name is removed, because the caller shows it."""
         reason = str(problem).rpartition(f"{self.folder}: ")[2]
         self.reason = f"{self.reason}; {reason}" if self.reason else reason
 
     def fault(self, key: bytes, error: FormatError) -> None:
-        """Record an entry that is not configuration."""
+        """Record an entry that is not a valid configuration entry."""
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(f"entry {repr(key[:_SHOWN])[1:]}: {error}")
 
@@ -70,8 +72,8 @@ class ConfigPart:
 
 
 def read_config(root: str, form: ConfigLayout) -> dict[str, ConfigPart]:
-    """Return the contents of the databases of the store at ``root``, by the names of the JSON files
-    that they replace. Never raises, except MissingExtraError.
+    """Return the configuration in the databases of the store at ``root``: for each JSON file that a
+    database replaces, its replacement. Never raises, except MissingExtraError.
     """
     parts = {name: ConfigPart(folder, _size(os.path.join(root, folder)))
              for name, folder in CONFIG_DATABASES[form].items()}
@@ -105,7 +107,7 @@ def _size(folder: str) -> int:
 
 
 def _first(database: Database, name: str, part: ConfigPart) -> None:
-    """Read the database of one file (v1)."""
+    """Read the database that replaces one file (v1)."""
     assert part.value is not None
     table = part.value[TABLES[name][1]] = {}
     for key, raw in part.entries(database, layout.DEFAULT):
@@ -133,7 +135,7 @@ def _first(database: Database, name: str, part: ConfigPart) -> None:
 
 
 def _second(database: Database, name: str, part: ConfigPart) -> None:
-    """Read the table of one file (v2)."""
+    """Read the table that replaces one file (v2)."""
     assert part.value is not None
     number, title = TABLES[name]
     _table(database, part, number, title)

@@ -1,8 +1,8 @@
 """The configuration files as rows (spec: checkpoint-and-small-files.md §4.2).
 
-A row generator takes the decoded file and a list of faults. It adds an entry of the wrong shape to
-the faults and omits it; other entries are not affected. Field names are the file's own in
-snake_case; fields that a release adds to an object appear at the end of its rows.
+A row generator takes the decoded file and a list of faults. It omits each entry of the wrong shape
+and adds it to the faults. Columns are the names of the file's fields in snake_case; fields that a
+newer release adds to an object are the last columns of its rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "tiered": ("tiered",),
     "other": ("other",),
 }
-"""Section of `rmqctl config` -> kinds of files that it shows."""
+"""For each section of `rmqctl config`: the kinds of files that it shows."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "topics": ("topic", "read_queue_nums", "write_queue_nums", "perm", "perm_bits", "order",
@@ -68,7 +68,7 @@ _LONG = 1 << 63
 
 @lru_cache(maxsize=1024)
 def snake(name: str) -> str:
-    """Return ``readQueueNums`` as ``read_queue_nums``."""
+    """Return a camelCase name in snake_case: ``readQueueNums`` as ``read_queue_nums``."""
     return _HUMP.sub("_", name).lower()
 
 
@@ -81,7 +81,7 @@ def perm_text(bits: int) -> str:
 
 
 def rows_of(kind: str, value: Any, faults: Faults) -> Iterator[Row]:
-    """Yield the rows of a decoded file of this kind; entries of the wrong shape go to
+    """Yield the rows of a decoded file of this kind; add entries of the wrong shape to
     ``faults``.
     """
     return _READERS[kind](value, faults)
@@ -96,7 +96,7 @@ def _fault(faults: Faults, path: str, value: Any, wanted: str) -> None:
 
 
 def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
-    """Return an object, or an empty one for null and for other values."""
+    """Return a JSON object; an empty object for null and for values of other types."""
     if isinstance(value, dict):
         return value
     if value is not None:
@@ -105,8 +105,8 @@ def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
 
 
 def number(value: Any, path: str, faults: Faults) -> int | None:
-    """Return a 64-bit integer, also if it is written as text; None (and a fault) for anything
-    else.
+    """Return a 64-bit integer, which may be given as text; None, with a fault, for any other
+    value.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if -_LONG <= value < _LONG:
@@ -123,7 +123,7 @@ def number(value: Any, path: str, faults: Faults) -> int | None:
 
 
 def _inner(value: Any, name: str, faults: Faults) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield (path, key, object) of every entry of the table ``name`` of a file."""
+    """Yield (path, key, object) for each entry of the table ``name`` of a file."""
     for key, entry in table(value.get(name), f"$.{name}", faults).items():
         path = f"$.{name}.{key}"
         if isinstance(entry, dict):

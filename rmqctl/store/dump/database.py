@@ -20,8 +20,8 @@ Read = Callable[[bytes, bytes], Fields]
 
 
 class DatabaseDump:
-    """All entries of a database, family by family; ``faults`` counts the damaged and unrecognized
-    entries yielded so far.
+    """All entries of a database, one column family after the other; ``faults`` counts the damaged
+    and unrecognized entries yielded so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -29,8 +29,8 @@ class DatabaseDump:
         self.faults = 0
 
     def rows(self) -> Iterator[Fields]:
-        """Yield the entries; ``key`` is the text of the key, with other bytes escaped. Damage ends
-        a family with a row that reports it.
+        """Yield a row for each entry; ``key`` is its key as text, with non-text bytes escaped. At
+        damage, a row reports the fault, and the rest of that column family is omitted.
 
         Raises: FormatError, StoreIOError or MissingExtraError if the database cannot be opened.
         """
@@ -64,7 +64,9 @@ def _text(key: bytes) -> str:
 
 
 def _reader(place: str, family: str) -> Read:
-    """Return the reader of a family's entries, by the folder of the database."""
+    """Return the function that parses the entries of a column family in the database folder
+    ``place``.
+    """
     readers: dict[tuple[str, str], Read] = {
         ("consumequeue", queue.ROWS): _row, ("consumequeue", queue.OFFSETS): _position,
         ("rdb", config.DEFAULT): _second, **small_stores.READERS}

@@ -1,6 +1,6 @@
 """One file of any kind, record by record: the rows of `rmqctl dump`.
 
-The file is opened read-only and read by position; memory does not grow with the file. Damage never
+The file is opened read-only and read in parts, so memory does not grow with its size. Damage never
 ends a dump: a row reports the fault and its position, and the dump continues with the next provable
 record.
 """
@@ -115,9 +115,10 @@ def _parts(path: str) -> list[str]:
 
 
 class Dump(Closing):
-    """An opened file: its ``kind``, its rows, and the remarks made while reading.
+    """An opened file: its ``kind``, its rows, and remarks on what was read.
 
-    ``faults`` counts the damage in the rows yielded so far; ``notes`` holds remarks in words.
+    ``faults``: the number of faults in the rows yielded so far; ``notes``: the remarks, as
+    sentences.
     """
 
     def __init__(self, path: str, options: DumpOptions) -> None:
@@ -145,8 +146,8 @@ class Dump(Closing):
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
-        """Return the options with the requested stream offset, if any, converted to a position in
-        the file.
+        """Return the options with ``at`` as a position in the file, if the user passed a stream
+        offset.
         """
         from dataclasses import replace
 
@@ -170,7 +171,7 @@ class Dump(Closing):
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return self._target.size
 
     @property
@@ -188,18 +189,18 @@ class Dump(Closing):
 
     @property
     def brief(self) -> tuple[str, ...] | None:
-        """The columns to show in a table that has no space for all columns."""
+        """The columns of a table on a narrow terminal; None for all columns."""
         return _BRIEF.get(self.kind)
 
     @property
     def times(self) -> tuple[str, ...]:
-        """The columns with epoch milliseconds."""
+        """The columns whose values are times in epoch milliseconds."""
         return tuple(name for name in self.columns if name.endswith("timestamp")
                      or name in _TIMES)
 
     @property
     def single(self) -> bool:
-        """Return whether a file of this kind is one record."""
+        """Return whether a file of this kind consists of a single record."""
         return self.kind in _SINGLE
 
     def rows(self) -> Iterator[Row]:

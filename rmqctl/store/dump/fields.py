@@ -1,4 +1,4 @@
-"""The shared parts of all readers of `dump`: options, the file being read, rows of faults and
+"""The parts that all readers of `dump` share: options, the opened file, and rows of faults and
 fields.
 """
 
@@ -16,13 +16,15 @@ from rmqctl.scan.source import FileSource
 Row = dict[str, Any]
 
 SHOWN_BYTES = 64
-"""Maximum bytes of a field shown in hex, unless the complete values are requested."""
+"""Maximum bytes of a field that are shown in hex, unless the user requests complete values."""
 CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """The part of a file to show. ``at`` is a position in the file; ``start`` a record number."""
+    """The part of a file to show. ``at`` is a position in the file; ``start`` is the number of a
+    record.
+    """
 
     kind: str | None = None
     start: int | None = None
@@ -37,7 +39,9 @@ class DumpOptions:
 
 @dataclass(slots=True)
 class Target:
-    """An opened file of a known kind. ``base`` is the stream offset of its first byte."""
+    """An opened file of a known kind. ``base`` is the stream offset of the file's first byte; None
+    if unknown.
+    """
 
     source: FileSource
     kind: str
@@ -51,7 +55,7 @@ class Target:
         return self.source.size
 
     def place(self, position: int, number: int | None = None) -> Row:
-        """Return the first columns of a row."""
+        """Return the first columns of a row: number and position of its record."""
         row: Row = {} if number is None else {"number": number}
         row["offset"] = position
         if self.base is not None:
@@ -59,7 +63,9 @@ class Target:
         return row
 
     def fault(self, reason: str, position: int, path: str | None = None) -> Row:
-        """Return the ``error`` value of a row, with file, offset and field path, and count it."""
+        """Count a fault, and return it as the ``error`` value of a row, with file, offset and field
+        path.
+        """
         self.faults += 1
         return {"file": self.source.name, "offset": position, "field": path or None,
                 "reason": reason}
@@ -69,12 +75,12 @@ class Target:
         return self.fault(error.reason, where, error.path)
 
     def add_fields(self, row: Row, declaration: Any, raw: bytes, position: int) -> None:
-        """Add the ``fields`` of a record to its row if they are requested."""
+        """Add the ``fields`` of a record to its row, if the user requests them."""
         if self.options.hex:
             row["fields"] = list(fields_of(declaration, raw, position, full=self.options.full))
 
     def read(self, position: int, length: int) -> bytes:
-        """Return up to ``length`` bytes. If the file has shrunk, report it once."""
+        """Return up to ``length`` bytes. If the file has shrunk, report this once."""
         data = self.source.read(position, length)
         end = position + len(data)
         if len(data) < length and end < self.source.size:
@@ -97,9 +103,11 @@ class Target:
         self.notes.append(f"the file shrank while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of ``[start, end)`` in complete units, without zeroed stretches.
+        """Yield (position, bytes) of ``[start, end)``, in complete units of ``unit`` bytes, without
+        the zeroed parts.
 
-        With ``every`` nothing is omitted. A file that has shrunk ends early.
+        With the option ``every``, zeros are yielded too. If the file has shrunk, its end is the
+        end.
         """
         step = max(CHUNK // unit, 1) * unit
         position = start
@@ -136,15 +144,17 @@ def fault_text(error: Any) -> str:
 
 
 def shown_hex(raw: bytes, *, full: bool) -> str:
-    """Return bytes in hex; long values are cut, with the number of omitted bytes."""
+    """Return bytes in hex. A long value is shortened, with the number of omitted bytes at its
+    end.
+    """
     if full or len(raw) <= SHOWN_BYTES:
         return raw.hex()
     return f"{raw[:SHOWN_BYTES].hex()}…(+{len(raw) - SHOWN_BYTES} bytes)"
 
 
 def shown_value(name: str, value: int | bytes | None, *, full: bool) -> int | str | None:
-    """Return a field's value for a row: numbers as they are, addresses and UTF-8 as text; else
-    None.
+    """Return a field's value as shown in a row: a number unchanged, an address or UTF-8 as text;
+    None for other bytes.
     """
     if not isinstance(value, bytes):
         return value
@@ -168,13 +178,13 @@ def field_row(name: str, position: int, raw: bytes, value: int | bytes | str | N
 
 
 def fields_of(declaration: Any, raw: bytes, position: int, *, full: bool) -> Iterator[Row]:
-    """Yield the fields of a record that is at ``position``, as its declaration names them."""
+    """Yield the fields of the record at ``position``, named as in ``declaration``."""
     for part in trace(declaration, raw):
         yield field_row(part.name, position + part.at, part.raw, part.value, full=full)
 
 
 def flattened(rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield one row per field, for output as a table."""
+    """Yield a row for each field of the given rows, for output as a table."""
     for row in rows:
         head = {"record": row.get("number"), "type": row.get("type")}
         for part in row.get("fields", ()):

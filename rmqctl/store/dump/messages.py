@@ -17,8 +17,8 @@ from rmqctl.store.objects import message_object
 from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
-"""Maximum bytes searched for a first record that proves the base offset of a file whose name does
-not contain it.
+"""Maximum bytes in which to search for a record that proves the base offset of a file, if the name
+of the file does not contain it.
 """
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
@@ -26,8 +26,8 @@ _NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows 
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
-    """Return the offset of the file's first byte, computed from the record at ``position``; None if
-    the sizes in the record do not match.
+    """Return the physical offset of the file's first byte, computed from the record at
+    ``position``; None if the size fields of that record do not match.
     """
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
@@ -39,7 +39,7 @@ def _implied_base(source: FileSource, position: int) -> int | None:
 
 
 def find_base(source: FileSource) -> int | None:
-    """Return the offset at which a file of messages starts in its stream, from its first intact
+    """Return the physical offset of the file's first byte, computed from its first intact
     record.
     """
     position = 0
@@ -57,8 +57,8 @@ def find_base(source: FileSource) -> int | None:
 
 
 def settle_base(target: Target) -> int:
-    """Return the base offset for the scan: the offset in the file's name, unless the first record
-    implies another one.
+    """Return the base offset for the scan: from the file's name, unless the first record
+    contradicts it.
     """
     named = target.base
     if named is None or _implied_base(target.source, 0) not in (None, named):
@@ -73,7 +73,7 @@ def settle_base(target: Target) -> int:
 
 
 def message_row(target: Target, raw: bytes, position: int, number: int) -> Row:
-    """Return the row of a record whose lengths are consistent."""
+    """Return the row of a record whose length fields are consistent."""
     record = message.decode(raw)
     row = {**target.place(position, number), "type": "message", "size": len(raw),
            **message_object(record, body=target.options.body)}
@@ -105,8 +105,8 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
 
 
 def log_rows(target: Target) -> Iterator[Row]:
-    """Yield every frame of a log in order (messages, blank records, zeros, damage); they cover all
-    bytes.
+    """Yield a row for every part of a log, in order: messages, blank records, zeros and damage.
+    Together they cover all bytes.
     """
     base = settle_base(target)
     options = target.options
@@ -133,8 +133,8 @@ def log_rows(target: Target) -> Iterator[Row]:
 
 
 def dledger_rows(target: Target) -> Iterator[Row]:
-    """Yield entry headers and the messages inside the entries, and plain records and the end mark,
-    in file order.
+    """Yield, in file order, the DLedger entry headers, the messages inside the entries, plain
+    records, and the end mark.
     """
     source, options, position, number = target.source, target.options, 0, 0
     while position < source.size:
@@ -147,8 +147,8 @@ def dledger_rows(target: Target) -> Iterator[Row]:
 
 
 def _entry(target: Target, raw: bytes, position: int, number: int) -> tuple[Iterator[Row], int]:
-    """Return the rows of the DLedger entry at ``position``, and its end (always after
-    ``position``).
+    """Return (rows, end) of the DLedger entry at ``position``; ``end`` is always greater than
+    ``position``.
     """
     source = target.source
     framing = dledger.detect(raw)
@@ -192,7 +192,7 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
 
 
 def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
-    """Yield the messages of ``[position, end)`` inside one entry: several for a batch, else one."""
+    """Yield the messages in ``[position, end)`` of one entry: a batch contains several."""
     while position < end:
         size = extent(target.source, position)
         try:
@@ -208,7 +208,9 @@ def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row
 
 def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: FormatError,
                end: int) -> Iterator[Row]:
-    """Yield bytes that are not an entry: unused space, or damage up to the next provable entry."""
+    """Yield a row for bytes that are not an entry: unused space, or damage up to the next provable
+    entry.
+    """
     row = {**target.place(position, number), "type": "zero", "size": end - position}
     if end < target.size or not target.unused_from(position):
         row |= {"type": DAMAGED, "error": target.fault_of(error, position)}
@@ -217,8 +219,8 @@ def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: Fo
 
 
 def _next_entry(target: Target, position: int) -> int:
-    """Return the next position of an entry header whose ``pos`` matches; else the end of the
-    file.
+    """Return the next position of an entry header whose ``pos`` matches; the end of the file if no
+    such header follows.
     """
     source, base = target.source, target.base
     magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""`dump` of small files: checkpoint pages, JSON of ``config/``, texts."""
+"""`dump` of small files: checkpoint pages, JSON of ``config/``, text files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmqctl.store.config import client_offsets
 from rmqctl.store.dump.fields import Row, Target, field_row
 
 MAX_TEXT = 256 << 20
-"""Bytes of the largest file that is read as one text."""
+"""Maximum bytes of a file that is read as one text."""
 _MAX_PAGE = 1 << 20
 _FATAL = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 
@@ -34,7 +34,7 @@ def _refused(target: Target, error: FormatError) -> Row:
 
 
 def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -> Iterator[Row]:
-    """Yield the one record of a page file."""
+    """Yield the only record of a file that consists of one page."""
     try:
         data = _whole(target, _MAX_PAGE)
         record = unit.read(data)
@@ -53,8 +53,8 @@ def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -
 
 
 def checkpoint_rows(target: Target) -> Iterator[Row]:
-    """Yield the fields, and the store time from which recovery after an unclean stop would
-    start.
+    """Yield the checkpoint's fields, and the store time from which recovery after an unclean
+    shutdown would start.
     """
     return _page(target, CHECKPOINT, ("min_timestamp", "min_timestamp_index"))
 
@@ -81,7 +81,7 @@ def config_rows(target: Target) -> Iterator[Row]:
 
 
 def client_offset_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per queue, then the oddities; for a file that no client can read, how a client
+    """Yield one row per queue, then the oddities; for an unreadable file, describe how a client
     reacts.
     """
     try:
@@ -111,7 +111,7 @@ def _oddity_rows(target: Target, oddities: list[config_json.Oddity]) -> Iterator
 def _text_rows(target: Target, parse: Callable[[bytes], Any],
                rows: Callable[[bytes, Any], list[tuple[Row, list[tuple[str, int, bytes]]]]],
                ) -> Iterator[Row]:
-    """Yield the rows of a text file with the positions of their parts."""
+    """Yield a row for each part of a text file, with its position."""
     try:
         data = _whole(target, _MAX_PAGE)
         parsed = parse(data)
@@ -139,13 +139,13 @@ def abort_rows(target: Target) -> Iterator[Row]:
 
 
 def lock_rows(target: Target) -> Iterator[Row]:
-    """Yield the text of the file."""
+    """Yield the text of the file as one row."""
     return _text_rows(target, lock.parse, lambda data, text: [
         ({"type": "lock", "text": text}, [("text", 0, data)])])
 
 
 def epoch_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per epoch; ``end_offset`` is the start of the next one."""
+    """Yield one row per epoch; ``end_offset`` is the start of the next epoch."""
     def rows(data: bytes, epochs: list[epoch.Epoch]) -> list[tuple[Row, list[Any]]]:
         lines = epoch.lines(data)
         ends = [entry.start_offset for entry in epochs[1:]] + [None]
@@ -158,13 +158,15 @@ def epoch_rows(target: Target) -> Iterator[Row]:
 
 
 def identity_rows(target: Target) -> Iterator[Row]:
-    """Yield the parts of the identity."""
+    """Yield the parts of the broker's identity."""
     return _text_rows(target, broker_identity.parse, lambda data, identity: [
         ({"type": "broker_identity", **identity._asdict()}, broker_identity.pieces(data))])
 
 
 def dledger_checkpoint_rows(target: Target) -> Iterator[Row]:
-    """Yield the two indexes."""
+    """Yield the two indexes in DLedger's checkpoint: of the last entry, and of the last committed
+    one.
+    """
     return _text_rows(target, dledger.parse_checkpoint, lambda data, values: [
         ({"type": "dledger_checkpoint", **values}, [("text", 0, data)])])
 

@@ -1,7 +1,7 @@
 """`dump` of the files of a tier: commit log and consume queue segments, index files, metadata.
 
-A segment's base offset is in its name (tiered.md §1); the form of an index file (plain or
-compacted) is determined from its slots.
+The name of a segment contains its base offset (tiered.md §1). The slots of an index file show
+whether it is plain or compacted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METADATA_COLUMNS = ("path", "kind", "name", *meta.SegmentEntry.__dataclass_field
 
 
 def judge_unit(unit: UnitRecord, number: int, target: Target) -> Judged:
-    """Return a unit of a tiered consume queue; its queue offset is computed from its position."""
+    """Classify a unit of a tiered consume queue, and compute its queue offset from its position."""
     extra = {} if target.base is None else {"queue_offset": target.base // UNIT_SIZE + number}
     if unit.commit_log_offset >= 0 and unit.size >= message.MIN_SIZE:
         return "unit", extra, None
@@ -48,7 +48,9 @@ def queue_rows(target: Target) -> Iterator[Row]:
 
 
 def tiered_log_rows(target: Target) -> Iterator[Row]:
-    """Yield the messages of a commit log segment, and the coda with which 5.1 and 5.2 close it."""
+    """Yield the messages of a commit log segment, and the coda that 5.1 and 5.2 write at its
+    end.
+    """
     for row in log_rows(target):
         raw = b""
         if row["type"] == BLANK and row.get("size") == CODA_SIZE:
@@ -64,7 +66,9 @@ def tiered_log_rows(target: Target) -> Iterator[Row]:
 # -- index files -----------------------------------------------------------------------------------
 
 def tiered_index_rows(target: Target) -> Iterator[Row]:
-    """Yield header, used slots and items of either form; --from counts items."""
+    """Yield the header, the used slots and the items of a plain or compacted index file; --from is
+    the number of an item.
+    """
     raw = target.read(0, fmt.HEADER.size)
     if not target.size:
         target.notes.append("no items; an idle broker uploads such a file when it stops")
@@ -112,7 +116,7 @@ def _header_row(target: Target, header: fmt.HeaderRecord, raw: bytes) -> Row:
 
 
 def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.TieredIndexShape]:
-    """Return (whether compacted, the shape).
+    """Return (whether the index file is compacted, its shape).
 
     Raises: FormatError.
     """

@@ -22,13 +22,14 @@ from rmqctl.store.dump.fields import CHUNK, Row, Target
 from rmqctl.store.index.shape import decide
 
 Judged = tuple[str, Row, tuple[str, str] | None]
-"""A unit's type, its values beyond its fields, and (field path, reason) if it is damaged."""
+"""The result of checking a unit: its type, values in addition to its fields, and (field path,
+reason) if it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The reader of units of one kind, and the function that checks them: ``judge(unit, number,
-    target)``.
+    """How to read units of one kind. ``judge(unit, number, target)`` checks a unit; ``extra``:
+    columns in addition to the unit's fields.
     """
 
     unit: Fixed[Any]
@@ -88,8 +89,8 @@ ARRAYS: dict[str, Array] = {
 
 
 def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
-    """Return the numbers of the units in ``data`` that are not all zero; with ``every``, of all
-    units.
+    """Return the numbers of the units in ``data`` that contain a nonzero byte; with ``every``, of
+    all units.
     """
     count = len(data) // unit
     if every:
@@ -102,13 +103,13 @@ def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
 
 
 def _first(target: Target, unit: int) -> int:
-    """Return the number of the first unit requested by --from or --at."""
+    """Return the number of the first unit to show, from --from or --at."""
     options = target.options
     return options.at // unit if options.at is not None else options.start or 0
 
 
 def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
-    """Yield the units of a file that contains nothing else."""
+    """Yield the units of a file that consists only of units."""
     array = array or ARRAYS[target.kind]
     size = array.unit.size
     start = _first(target, size) * size
@@ -120,7 +121,9 @@ def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
 
 def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0,
            name: str | None = None, origin: int = 0) -> Iterator[Row]:
-    """Yield rows of the units in ``[start, end)``; numbers count from ``first`` at ``origin``."""
+    """Yield a row for each unit in ``[start, end)``; the unit at ``origin`` has the number
+    ``first``.
+    """
     unit = array.unit
     for position, data in target.chunks(start, end, unit.size):
         for index in used_numbers(data, unit.size, every=target.options.every):
@@ -143,7 +146,7 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
 
 
 def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
-    """Return the bytes at the end of a file that are not a complete unit."""
+    """Return a row for the bytes at the end of a file that do not form a complete unit."""
     row = {**target.place(position), "type": "damaged", "size": len(raw),
            "error": target.fault(f"{len(raw)} bytes are left, not a complete unit", position)}
     target.add_fields(row, declaration, raw, position)
@@ -246,7 +249,9 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.I
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Yield header, used slots and entries; --from counts entries (and omits header and slots)."""
+    """Yield the header, used slots and entries. --from is the number of an entry; with --from,
+    header and slots are omitted.
+    """
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.
     raw = target.read(0, header_size)

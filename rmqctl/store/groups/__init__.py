@@ -1,1 +1,1 @@
-"""Consumer groups: messages that a group has not consumed, has sent back, or gave up."""
+"""Consumer groups: the messages that a group has not consumed, has sent back, or gave up on."""

@@ -1,11 +1,12 @@
-"""Dead letters: the messages that a group gave up, and the message objects to send them again.
+"""Dead letters: the messages that a group gave up on, and the message objects for sending them
+again.
 
 A broker puts a message that failed too often into ``%DLQ%group``, with its original topic
 (``RETRY_TOPIC``) and the id of its first copy (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
-command sends it again. The message built here is the one that a producer would send: the body as it
-is stored, the client's flag, its own properties and unique key, the sender and its time, without
-anything that brokers and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter,
-so that the log itself shows what was requeued.
+command sends it again. The message built here is what a producer would send: the stored body, the
+client's flag, properties and unique key, and the born host and time, without anything that brokers
+and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter, so that the log itself
+shows what was requeued.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ADDED = frozenset((
     "TRANSACTION_CHECK_TIMES", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
     "CONSUME_START_TIME", "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "CLUSTER"))
 _ADDED_BY = (props.INNER, "TIMER_")
-"""Properties that brokers and consumers add, by name or by the start of the name."""
+"""Names and name prefixes of the properties that brokers and consumers add."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class DeadLetter:
 
     @property
     def origin_topic(self) -> str | None:
-        """The topic that the message came from; None if unknown."""
+        """The topic to which the message was first sent; None if unknown."""
         return origin_topic("", self.properties)
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,9 +88,9 @@ def dead_letters(view: View, group: str, selection: Selection,
 
 
 class Requeued:
-    """The messages already requeued into a store, identified by their property in the target topics
-    of dead letters. They are looked up by the unique key; without a unique key or index, the topic
-    is read once.
+    """The messages that were already requeued into a store. A property in each of them names its
+    dead letter. They are looked up by the unique key; without a unique key or index, the target
+    topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -130,8 +131,8 @@ def target(letter: DeadLetter, into: Into) -> str | None:
 
 
 class Resending:
-    """Builds the message objects that `append` accepts for ``store`` (None: for any store) from
-    dead letters of ``source``. Objects for ``source`` itself have its broker as their store host.
+    """Builds message objects from dead letters of ``source``, for `append` to ``store`` (None: to
+    ``source`` itself). Objects for ``source`` have its broker as their store host.
     """
 
     def __init__(self, source: Store, store: Store | None, into: Into) -> None:
@@ -144,7 +145,7 @@ class Resending:
         self._next: dict[str, int] = {}
 
     def object(self, letter: DeadLetter) -> dict[str, Any] | None:
-        """Return the message object; None if its topic is unknown."""
+        """Return the message object for a dead letter; None if its topic is unknown."""
         topic = target(letter, self._into)
         if topic is None or letter.origin_topic is None:
             return None
@@ -163,7 +164,7 @@ class Resending:
                 "body": body, "body_encoding": encoding}
 
     def _queue(self, letter: DeadLetter, topic: str) -> int:
-        """Return the original queue of the message if it still exists; else a queue by round
+        """Return the message's original queue if it still exists; otherwise choose a queue by round
         robin.
         """
         count = self._counts.get(topic) or len(queue_ids(self._store, "consumequeue", topic)) or 1

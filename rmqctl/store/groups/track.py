@@ -1,9 +1,9 @@
-"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and what became of
-the copies that a group sent back, which are separate records.
+"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and the fate of the
+copies that groups sent back.
 
-A store does not contain what a broker's messageTrackDetail also asks of running consumers: whether
-a tag filter skipped the message (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or
-are not online.
+A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
+consumers, which a store cannot replace: whether a tag filter skipped the message
+(CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or are offline.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _DELAYED = (props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
 _COPIES = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 _INTERNAL = (*_DELAYED, props.HALF_TOPIC, props.OP_HALF_TOPIC)
 _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
-"""Prefixes of topics that most groups do not read; groups that do not read them are not listed."""
+"""Prefixes of topics that few groups read; of the groups, only those that read them are listed."""
 
 
 class GroupTrack(NamedTuple):
-    """One group and one queue of the message. ``position``: the next queue offset that the group
-    reads there, None if unknown. ``detail``: an explanation beyond the state's name.
+    """How far one group is in one queue of the message. ``position``: the next queue offset that
+    the group reads in this queue, None if unknown. ``detail``: an explanation that the state's name
+    does not give.
     """
 
     group: str
@@ -49,8 +50,8 @@ class GroupTrack(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A message of the chain: ``role`` is its role in the chain, ``group`` the group whose retry or
-    dead letter it is, None if it belongs to no group.
+    """A message of the chain of original and copies. ``role``: its role in the chain. ``group``:
+    the group that sent it back or gave up on it; None if no group did.
     """
 
     role: Role
@@ -68,8 +69,8 @@ class MessageCopy(NamedTuple):
 
 @dataclass(slots=True)
 class Tracked:
-    """The result for one message. ``chain``: the message and its copies in the order of the log,
-    empty if it is not tracked. ``notes``: what is unknown.
+    """The result for one message. ``chain``: the message and its copies in the order of the log;
+    empty if they are not tracked. ``notes``: sentences on what is unknown.
     """
 
     groups: list[GroupTrack] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Tracked:
 
 
 class Tracker:
-    """Tracks messages of one store."""
+    """Finds the groups that consumed a message of one store, and the copies that they sent back."""
 
     def __init__(self, store: Store, groups: StoredOffsets, report: Report) -> None:
         self._store, self._groups, self._report = store, groups, report
@@ -103,8 +104,8 @@ class Tracker:
     # -- who is past it -----------------------------------------------------------------------
 
     def _places(self, record: Record, notes: list[str]) -> Iterator[tuple[str, int, int, int]]:
-        """Yield (topic, queue id, first queue offset, count) of the message in each of its
-        queues.
+        """Yield (topic, queue id, first queue offset, number of queue offsets) for each queue that
+        has the message.
         """
         if not sysflag.has_consume_queue_row(record.sys_flag):
             notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no consume "
@@ -168,8 +169,8 @@ class Tracker:
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
         """Return the message and its copies in the order of the log; empty without copies.
 
-        Copies keep the client's id, by which the index finds them; without an id, the original
-        message is found by the copies' properties.
+        The index finds copies by the client's id, which they keep. Without such an id, only the
+        properties of a copy name the original message.
 
         Raises: StoreIOError.
         """
@@ -204,7 +205,9 @@ class Tracker:
         return role, None if of_group is None else self._group(of_group, record)
 
     def _group(self, of_group: str, record: Record) -> str:
-        """Return the group of a retry topic; a POP retry topic also contains the topic."""
+        """Return the group of a retry topic, without the topic that the name of a POP retry topic
+        also contains.
+        """
         origin = props.parse(text(record.properties)).get(props.RETRY_TOPIC)
         if of_group not in self._groups.positions and origin is not None:
             for sign in "+_":
@@ -235,7 +238,7 @@ def origin_topic(topic: str, values: dict[str, str]) -> str | None:
 
 
 def _is(record: Record, message_id: str) -> bool:
-    """Return whether an id belongs to this message, by its offset or the client's id."""
+    """Return whether an id is the offset message id or the client's id of this message."""
     values = props.parse(text(record.properties))
     return _role(record)[0] in ("message", "delayed") and (
         record.message_id == message_id.upper() or values.get(props.UNIQUE_KEY) == message_id)
@@ -257,7 +260,7 @@ def _role(record: Record) -> tuple[Role, str | None]:
 
 def _sent_back(record: Record, chain: Sequence[MessageCopy], group: str,
                groups: StoredOffsets) -> Iterator[str]:
-    """Yield what became of the copies of a message that a group sent back."""
+    """Yield texts on the fate of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]
     if not copies:

@@ -1,8 +1,8 @@
 """The groups of a store, their progress, and the first message that each of them has not consumed.
 
-Consumer offsets are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without a
-consumer offset in a queue starts where its consumers are configured to start
-(``consumeFromWhere``), which no store contains.
+Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). Where a group
+without a consumer offset in a queue starts depends on its consumers' setting ``consumeFromWhere``,
+which no store contains.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
+    """All groups of a store. ``positions``: the next queue offset to be read, by group, topic and
+    queue id.
 
-    ``others``: groups without consumer offsets that are configured, or have messages that they sent
-    back or gave up. ``delayed``: the delay service's offsets by queue id. ``notes``: reasons why
-    offsets are uncertain. ``positions_known``: whether a copy of the file with the offsets can be
-    read, or the file never existed.
+    ``others``: groups without consumer offsets that are configured, or have retry or dead letter
+    topics. ``delayed``: the delay service's offsets by queue id. ``notes``: reasons why offsets are
+    uncertain. ``positions_known``: whether a copy of the file with the offsets can be read, or the
+    file never existed.
     """
 
     positions: Mapping[str, Mapping[str, Mapping[int, int]]]
@@ -42,7 +43,7 @@ class StoredOffsets:
 
     @classmethod
     def of(cls, store: Store) -> StoredOffsets:
-        """Return the groups by ``config/`` and the folders of queues.
+        """Return the groups that ``config/`` and the folders of queues name.
 
         Raises: UnsupportedError.
         """
@@ -71,7 +72,7 @@ class StoredOffsets:
                    not unread)
 
     def nothing(self, group: str) -> str | None:
-        """Return why a group's consumption is unknown; None if it has offsets."""
+        """Return the reason why a group's progress is unknown; None if the group has offsets."""
         if group in self.positions:
             return None
         if not self.positions_known:
@@ -89,8 +90,9 @@ class StoredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCounts:
-    """``starts``: the first queue offset of each queue that was not consumed; ``without``: the
-    queues in which the group has no consumer offset. ``notes`` are remarks for the user.
+    """The queues in which a group has unconsumed messages. ``starts``: the first unconsumed queue
+    offset of each; ``without``: the queues in which the group has no consumer offset. ``notes``:
+    remarks for the user.
     """
 
     starts: Mapping[QueueKey, int]
@@ -100,8 +102,8 @@ class UnreadCounts:
 
 def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic: str | None = None,
            queue_id: int | None = None) -> UnreadCounts:
-    """Return the messages that a group has not consumed, in all topics in which it committed
-    offsets and in its retry topic; narrowed to a topic and a queue.
+    """Return the messages that a group has not consumed, in its retry topic and in all topics in
+    which it committed offsets; with ``topic`` and ``queue_id``, only in these.
     """
     store = view.store
     retry = RETRY_PREFIX + group
@@ -144,8 +146,8 @@ def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic:
 
 
 def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str]:
-    """Yield notes on queues in which the group has no offset. It reads its retry topic from the
-    start.
+    """Yield notes on the queues in which the group has no offset. A group reads its retry topic
+    from the start.
     """
     queues = [f"{topic}/{queue_id}" for topic, queue_id in without if topic != retry]
     if queues:

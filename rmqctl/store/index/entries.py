@@ -23,7 +23,7 @@ class EntryPlace(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
-    """The permanent facts about an index file that could be opened."""
+    """What is known about an opened index file and does not change."""
 
     path: str
     shape: IndexShape
@@ -31,12 +31,12 @@ class OpenedFile(NamedTuple):
 
 
 class AllIndexEntries:
-    """All entries of the readable index files as one sequence, read by blocks."""
+    """All entries of the readable index files as one sequence, read in blocks."""
 
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
         self.unknown = False
-        """True if a file has entries that cannot be read, because of a bad sector or an unknown
+        """Whether a file has entries that cannot be read, because of a bad sector or an unknown
         shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
@@ -59,7 +59,7 @@ class AllIndexEntries:
         self.starts = np.cumsum([0, *self.counts]).tolist()
 
     def _by_age(self) -> None:
-        """Sort the files by their headers if these are consistent: names are not in order if a
+        """Sort the files by their headers, if these are consistent: names are not in order if a
         clock was set back.
         """
         headers = [file.header for file in self.files]
@@ -98,8 +98,8 @@ class AllIndexEntries:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype())
 
     def seek(self, physical: int) -> int:
-        """Return the position of the first entry that points to ``physical`` or after it, by
-        bisection.
+        """Return the position of the first entry that points to the offset ``physical`` or after
+        it, found by bisection.
         """
         low, high = 0, self.total
         while low < high:
@@ -120,7 +120,7 @@ class AllIndexEntries:
 
 def written(block: Array) -> Array:
     """Return a boolean array: whether each entry was written. An entry of zeros was never written,
-    even if the header counts it.
+    even if the header's count includes it.
     """
     anything: Array = np.zeros(len(block), bool)
     for name in block.dtype.names or ():

@@ -1,6 +1,6 @@
 """The index files of a store: key look-ups as a broker answers them (spec: index.md §8).
 
-A look-up follows one hash chain per file by positioned reads; nothing is loaded as a whole.
+A look-up follows one hash chain per file, and reads only the slots and entries on it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.index.shape import Decided, decide
 
 MAX_BATCH = 64
-"""``maxMsgsNumBatch``: the maximum number of messages that a broker returns for one query."""
+"""The default of ``maxMsgsNumBatch``: the maximum number of messages that a broker returns for
+one query."""
 
 
 @dataclass(slots=True)
 class IndexFile:
     """An opened index file: its shape (determined or given), its header, and its source.
 
-    ``sure`` is false if only the file size supports the shape: nothing is written with such a
-    shape.
+    ``sure``: false if only the file size supports the shape; then nothing is written to the file.
     """
 
     file: StoreFile
@@ -43,7 +43,9 @@ class IndexFile:
 
     @property
     def count(self) -> int:
-        """The number of the next free entry, as a broker loads it (at least 1)."""
+        """The number of the next free entry (at least 1), which a broker computes from the
+        header.
+        """
         return max(self.header.index_count, 1)
 
     def slot(self, number: int) -> int:
@@ -61,9 +63,9 @@ class IndexFile:
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
     """Return index files in the order in which they were created: by their first physical offset.
 
-    Names are not in order if a clock was set back. ``files`` are sorted by name, each with its
-    header, None if the header cannot be read. A file without a first physical offset keeps its
-    position after the previous file.
+    Names are not in order if a clock was set back. ``files`` are sorted by name; each has its
+    header, or None if the header cannot be read. A file without a first physical offset stays after
+    the file with the previous name.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -105,14 +107,18 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
-    """Return whether a file may contain messages of ``[begin, end]``, by a broker's rule."""
+    """Return whether, by a broker's rule, a file may contain messages with store times in ``[begin,
+    end]``.
+    """
     first, last = header.begin_timestamp, header.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
 
 def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
            offsets: list[int]) -> None:
-    """Append the physical offsets of the chain's entries with this hash, newest first."""
+    """Append to ``found`` the physical offsets of the entries with this hash in the chain, newest
+    first.
+    """
     number = index.slot(index.shape.slot_of(key_hash))
     if number <= 0 or number > index.count or index.count <= 1:
         return
@@ -132,7 +138,7 @@ def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
 
 def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most: int, begin: int,
                   end: int) -> list[int]:
-    """Return the result of a broker's queryOffset: physical offsets, hash collisions included."""
+    """Return what a broker's queryOffset returns: physical offsets, including hash collisions."""
     most = min(most, MAX_BATCH)
     wanted = layout.key_hash(topic, key)
     offsets: list[int] = []
@@ -146,9 +152,11 @@ def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most:
 
 def query_messages(offsets: Callable[[int, int], list[int]],
                    store_time: Callable[[int], int | None], begin: int, end: int) -> list[int]:
-    """Return the result of a broker's queryMessage: offsets of readable records, in its order.
+    """Return what a broker's queryMessage returns: offsets of readable records, in the broker's
+    order.
 
-    ``offsets(begin, end)`` queries the index, ``store_time(offset)`` is None without a record.
+    ``offsets(begin, end)`` queries the index; ``store_time(offset)`` returns None if no record is
+    at the offset.
     """
     last = end
     for _ in range(3):

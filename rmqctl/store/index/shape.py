@@ -1,10 +1,10 @@
-"""The shape of an index file: determination of its numbers of slots and entries (spec: index.md).
+"""The shape of an index file: its numbers of slots and entries (spec: index.md).
 
-No file contains the two numbers, and the size determines only one of them. The content decides: in
-the right shape every slot points to an entry with a hash of that slot, every entry is reached
-exactly once, and entry 0 is unused. A wrong shape may match in a few slots, never in all. For a
-damaged file, the shape that explains most of it is used. Without content, the store's settings,
-other files and the default decide; otherwise the shape is unknown.
+No file contains these two numbers, and the size determines only their relation. The content
+decides: in the right shape every slot points to an entry with a hash of that slot, every entry is
+reached exactly once, and entry 0 is unused. A wrong shape may match in a few slots, never in all.
+For a damaged file, the shape that matches most of it is used. For a file without entries, the
+store's settings, other files and the default decide; otherwise the shape is unknown.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Read = Callable[[int, int], bytes]
 """Function ``read(position, length)`` that returns bytes of the file, fewer at its end."""
 
 Gather = Callable[[Sequence[tuple[int, int]]], list[bytes]]
-"""Function that returns the bytes for many (position, length) pairs."""
+"""Function that takes many (position, length) pairs and returns the bytes of each."""
 
 _WHOLE = 4 << 20
-"""Maximum bytes of a file of which all entries and slots are checked; of a larger file, a sample is
+"""Maximum bytes of a file whose entries and slots are all checked; of a larger file, a sample is
 checked.
 """
 _SAMPLE = 48
 _TRIED_ELSEWHERE = 64
 _STEP = 4096
-"""Bytes that are skipped at an unreadable position of the disk."""
+"""Number of bytes that are skipped after a read error of the disk."""
 _MIN_SHARE = 0.5
-"""Minimum share of slots and entries that the shape of a damaged file must explain."""
+"""Minimum share of the slots and entries of a damaged file that must match a shape."""
 _UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "
             "store's settings: pass --index-slots and --index-max")
 
 
 class UnknownShapeError(FormatError):
-    """The shape is unknown. ``sound``: the file is not damaged; ``entries``: the number of entries
-    in the header.
+    """The shape is unknown. ``sound``: whether the file is undamaged; ``entries``: the number of
+    entries in the header.
     """
 
     sound = False
@@ -60,7 +60,7 @@ class UnknownShapeError(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A file's shape; ``sure`` is false if only the file size supports it."""
+    """A file's shape. ``sure``: false if only the file size supports it."""
 
     shape: IndexShape
     sure: bool = True
@@ -68,8 +68,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The number of parts of a file that a shape must explain, and the number of parts that it
-    explains.
+    """The number of slots and entries of a file that were checked against a shape, and the number
+    of those that match it.
     """
 
     good: int
@@ -89,9 +89,9 @@ def decide(size: int, read: Read, preferred: Iterable[IndexShape] = (),
     """Return the shape of an index file of ``size`` bytes.
 
     ``preferred``: shapes that other parts of the store suggest, the likeliest first; they are used
-    only if the default ratio of slots to entries does not explain the content. Unreadable bytes
-    count as zeros, which explain nothing. ``gather`` reads many ranges of a remote file at the same
-    time; for such a file only the first possible shapes are tried.
+    only if the content does not match the default ratio of slots to entries. Unreadable bytes count
+    as zeros, which match no shape. ``gather`` reads many ranges of a remote file at the same time;
+    for such a file only the first possible shapes are tried.
 
     Raises: UnknownShapeError, FormatError for a file without a complete header, StoreIOError for an
     unreadable file.
@@ -150,8 +150,8 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
                damaged: bool) -> IndexShape | None:
-    """Return the only shape for a file of this size that explains its content. If there is none and
-    ``damaged`` is set, return the shape that explains most of it.
+    """Return the only shape for a file of this size that matches its content. If no shape matches
+    and ``damaged`` is set, return the shape that matches most of the content.
     """
     fitting: list[tuple[_Fit, IndexShape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
@@ -194,7 +194,7 @@ def _slot(shape: IndexShape, key_hash: int, read: Read) -> int:
 
 
 def _used(size: int, header: HeaderRecord, read: Read) -> bool:
-    """Return whether a file contains entries; for a large file, only the header is checked."""
+    """Return whether a file contains entries. Of a large file, only the header is checked."""
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))
@@ -239,8 +239,8 @@ def _measure(shape: IndexShape, header: HeaderRecord, read: Read, gather: Gather
 
 
 def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
-    """Count slots that point to one of their entries, entries linked to older entries of their
-    slot, and entries that are reached exactly once; entry 0 must be unused.
+    """Count the slots that point to one of their entries, the entries linked to older entries of
+    their slot, and the entries that are reached exactly once. Entry 0 must be unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
     heads = SLOT.array(raw)["entry"].astype(np.int64)
@@ -275,8 +275,8 @@ def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: IndexShape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """Count the same for a sample of entries spread over the file: each must be linked within its
-    slot, and the slot must not point to an older entry.
+    """Count the matching entries in a sample from the entire file: each must be linked to an entry
+    of its slot, and its slot must not point to an older entry.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:
