@@ -51,8 +51,7 @@ class StoreFile:
         return self.base + self.size
 
     def open(self) -> FileSource:
-        """Open the file for reading up to its limit; position 0 is the start of the file, at offset
-        ``base``.
+        """Open the file for reading, up to its limit.
 
         Raises: StoreIOError.
         """

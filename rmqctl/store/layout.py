@@ -1,10 +1,9 @@
-"""The layout of a store, recognized from its files alone (spec: rocksdb.md §9, dledger.md §6,
-commitlog.md §1): the folders of the log, and the form of the consumequeues and of the
-configuration.
+"""The layout of a store, determined only from its files (spec: rocksdb.md §9, dledger.md §6,
+commitlog.md §1): the form of the log, of the consumequeues and of the configuration.
 
-Structures that this version of rmqctl cannot read are in `Layout.unread`: code that needs one of
-them gets an UnsupportedError with one sentence. Structures that it does not write are in
-`Layout.unwritten`: nothing is planned for such a store or written into it.
+`Layout.unread` has the structures that this version of rmqctl cannot read: code that needs one of
+them gets an UnsupportedError. `Layout.unwritten` has the structures that it cannot write: repairs
+neither plan nor write anything for a store with such a structure.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ ConfigLayout = Literal["json", "rocksdb-v1", "rocksdb-v2"]
 
 SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset.json",
                         "lmqConsumerOffset.json"})
-"""Files of ``config/`` that a broker with its configuration in RocksDB does not update."""
+"""The files of ``config/`` that a broker with its configuration in RocksDB does not update."""
 _IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subscriptionGroups",
           "consumerOffset.json": "config/consumerOffsets"}
 CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
     "json": {}, "rocksdb-v1": _IN_V1, "rocksdb-v2": dict.fromkeys(_IN_V1, "config/rdb")}
-"""The database that replaces each file of ``config/``."""
+"""For each file of ``config/``: the database that replaces it."""
 CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity",
                     "brokerIdentity-temp")
-"""The files of the controller mode in a store; the first two identify it."""
+"""The files of the controller mode in a store; the first two show that a store was in that mode."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
                            r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
-"""Names of the files that RocksDB keeps in the folder of a database."""
+"""Pattern of the names of the files that RocksDB keeps in the folder of a database."""
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""The last part of the reason if both files and a database have queues, so that storeType
-decides.
+"""Text that ends the reason if queues are both in files and in a database, and only storeType can
+decide which of them a broker reads.
 """
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
@@ -62,12 +61,12 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a store. ``unread``: structures that cannot be read, with the reason;
-    ``damaged``: those that are unread because of damage; ``unwritten``: structures that are not
-    written, whether they are read or not.
+    """The layout of a store. ``unread``: for each structure that cannot be read, the reason;
+    ``damaged``: the structures of ``unread`` that are damaged; ``unwritten``: for each structure
+    that cannot be written, readable or not, the reason.
 
-    ``notes`` are sentences on duplicate structures, and which of the two counts. ``controller``:
-    whether the store was written in controller mode (its log is a plain one).
+    ``notes``: sentences on structures that exist twice, and on which of them a broker reads.
+    ``controller``: whether the store was written in controller mode (with a plain log).
     """
 
     commitlog: CommitlogLayout
@@ -75,7 +74,7 @@ class Layout:
     config: ConfigLayout
     controller: bool = False
     member: bool = False
-    """True if the log is that of one DLedger node, with its index and checkpoint."""
+    """Whether the log is that of a single DLedger node, with its index and checkpoint."""
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
@@ -88,22 +87,22 @@ class Layout:
 
     @property
     def is_dledger(self) -> bool:
-        """Return whether the log, or the newer part of it, is in DLedger entries."""
+        """Return whether the log, or its newer part, consists of DLedger entries."""
         return self.commitlog in ("dledger", "mixed")
 
     def reads(self, structure: str) -> bool:
-        """Return whether ``commitlog``, ``consumequeue`` or ``config`` can be read and judged."""
+        """Return whether ``commitlog``, ``consumequeue`` or ``config`` can be read and checked."""
         return structure not in self.unread
 
     def require(self, root: str, structure: str) -> None:
-        """Raise UnsupportedError, with the reason, unless the structure can be read."""
+        """Raise UnsupportedError, with the reason, if the structure cannot be read."""
         if structure in self.unread:
             raise UnsupportedError(f"{root}: {self.unread[structure]}")
 
     @property
     def is_mended(self) -> bool:
-        """Return whether `recover` repairs the store; see `require_writable`. To repair a damaged
-        log of a DLedger member, it needs the log of another member.
+        """Return whether `recover` repairs the store; see `require_writable`. Only with the log of
+        another member can it repair the damaged log of a DLedger member.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
         mended = {*self._made_anew, *self._mended}
@@ -111,15 +110,15 @@ class Layout:
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
-        """The structures of `unwritten` that a repair either creates completely or does not
+        """The structures in `unwritten` that a repair either creates completely or does not
         change.
         """
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
     @property
     def _mended(self) -> tuple[str, ...]:
-        """The structures that only `recover` repairs: the log of a DLedger member, and queues that
-        are written twice.
+        """The structures in `unwritten` that only `recover` repairs: the log of a DLedger member,
+        and queues that exist both in files and in RocksDB.
         """
         return (*(("commitlog",) if self.member else ()),
                 *((_MADE_ANEW[0],) if self.consumequeue == "double" and self.reads(
@@ -127,11 +126,11 @@ class Layout:
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False, mends: bool = False) -> None:
-        """Raise UnsupportedError if one of the structures (None: any part of the store) cannot be
-        written.
+        """Raise UnsupportedError if one of the structures cannot be written (None: any structure of
+        the store).
 
-        ``made_anew``: allow consumequeues in RocksDB, which are created completely, and
-        configuration that cannot be written, which is not changed. ``mends``: allow the log of a
+        ``made_anew`` allows consumequeues in RocksDB, which are created completely, and
+        configuration that cannot be written, which is not changed. ``mends`` allows the log of a
         DLedger member, which is repaired from another member or not changed, and queues both in
         files and in RocksDB, which are rebuilt from the log.
         """
@@ -152,10 +151,10 @@ class Layout:
 
 def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple[
         CommitlogLayout, list[str]]:
-    """Return (layout, folders with DLedger data) of the log whose files are in ``folders``.
+    """Return (layout of the log, its folders with DLedger data), from the files in ``folders``.
 
-    If these have no files, but several DLedger nodes do, all their folders are returned, unless
-    ``decided`` says that no other folder counts.
+    If ``folders`` have no DLedger data, but several nodes below the root do, the data folders of
+    all nodes are returned, unless ``decided`` says that no other folder counts.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -170,8 +169,9 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
 
 
 def whose_log(root: str, folders: list[str]) -> str:
-    """Return why the files do not show which log is the store's; "" if they do. With several
-    DLedger nodes below one root, the broker's node is not guessed (spec: dledger.md §6).
+    """Return the reason why the files do not show which log belongs to the broker; "" if they do.
+    With several DLedger nodes below one root, rmqctl does not guess the broker's node (spec:
+    dledger.md §6).
     """
     layout, framed = log_layout(root, folders)
     if not framed or not set(framed).isdisjoint(folders):
@@ -192,8 +192,8 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log. It is
     called only if there are both files and a RocksDB database; then ``store_type``, the value in
     the broker's own configuration, is used too. ``open_database`` opens the database of
-    consumequeues if there is one, and raises if it cannot be read. ``decided``: no other folder of
-    the log counts.
+    consumequeues if there is one, and raises if it cannot be read. ``decided``: whether the log has
+    no other folders than ``folders``.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
@@ -246,7 +246,9 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
-    """Return the form of the consumequeues; add problems to ``unread`` and ``notes``."""
+    """Return the form of the consumequeues; add reasons to ``unread`` and sentences to
+    ``notes``.
+    """
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
     # Only one of the two exists: the broker reads it.

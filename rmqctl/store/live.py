@@ -1,9 +1,10 @@
-"""Snapshot of the end of a store that a broker is writing to, so that a command sees one state.
+"""Snapshot of a store that a broker is writing to, so that a command sees a single state.
 
 A broker appends with one thread, front to back: first to the log, then to the queues, then to the
-index. So the index headers are noted first and the log's end after them: every noted entry points
-before it. Entries of later messages are omitted. Bytes after the end of the snapshot read as zeros
-(`FileSource`), and index slots that point to newer entries read as they were at that moment.
+index. So the snapshot first saves the index headers and then the end of the log: every entry that
+the headers count points before that end. Entries of later messages are omitted. Bytes after the
+snapshot's end of the log read as zeros (`FileSource`), and index slots that point to newer entries
+read as they were at that moment.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
 
 _PATIENCE = 0.6
-"""Seconds after which incomplete data at the end of the log is damage, not a write in progress."""
+"""Seconds after which incomplete data at the end of the log counts as damage, not as a write in
+progress."""
 _LOOK = 0.01
 _CHANGING = 2
-"""Index files that a broker may be writing to: the newest, and the previous one while a new one is
-started."""
+"""Number of index files that a broker may be writing to: the newest, and the previous one while
+a new one is started."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
-"""Maximum number of attempts to find the shape of a file that is being written to."""
+"""Maximum number of attempts to determine the shape of a file that is being written to."""
 _PAGE = 1 << 20
 
 
 class SnapshotStore(LogAndQueues, Protocol):
-    """The part of a store that is needed for a snapshot."""
+    """The interface of a store that is needed for a snapshot."""
 
     log_folders: list[str]
 
@@ -51,12 +53,12 @@ class SnapshotStore(LogAndQueues, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot of the state of a store; small and picklable, so that all processes can share it.
+    """The state of a store at one moment; small and picklable, so that all processes can share it.
 
-    ``log_end``: physical offset; bytes after it were written later. ``index_names``: the index
-    files of that moment; ``index_headers``: the headers of index files that may still change, by
-    name. ``whole_end``: the end of the last complete message; less than ``log_end`` if the broker
-    has not continued an incomplete record for a while.
+    ``log_end``: physical offset of the end of the log; later bytes are ignored. ``index_names``:
+    the index files of that moment; ``index_headers``: for each index file that may still change,
+    its header. ``whole_end``: the end of the last complete message; less than ``log_end`` if the
+    broker has not continued an incomplete record for a while.
     """
 
     log_end: int
@@ -81,8 +83,9 @@ def take(store: SnapshotStore) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """Return the files that may be written to: the last ones by name, the last ones by the messages
-    to which they point (different files if a clock was set back), and files without entries.
+    """Return the index files that a broker may be writing to: the last ones by name, the last ones
+    by the offsets to which they point (these differ if a clock was set back), and files without
+    entries.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]
@@ -104,7 +107,9 @@ def _changing(files: list[StoreFile]) -> list[StoreFile]:
 
 
 def _steady_header(file: StoreFile) -> bytes | None:
-    """Return a consistent header, read twice with the same result; None if it is too short."""
+    """Return the header of a file, read twice with the same result; None if the file is too
+    short.
+    """
     try:
         with FileSource(file.path) as source:
             before = b""
@@ -122,8 +127,8 @@ def _steady_header(file: StoreFile) -> bytes | None:
 
 
 def _log_end(store: SnapshotStore) -> tuple[int, int]:
-    """Return (the end of the last complete message, or the end of all data if other data follows
-    it; the end of the last complete message in any case).
+    """Return (end of the log, end of its last complete message). The two are equal unless an
+    incomplete record has not changed for a while; then the log ends after its last nonzero byte.
     """
     if not store.log.files:
         return 0, 0
@@ -145,8 +150,8 @@ def _log_end(store: SnapshotStore) -> tuple[int, int]:
 
 
 def _all_bytes(store: SnapshotStore, end: int) -> int:
-    """Return the end of the last nonzero byte of the log once no process is writing an incomplete
-    record.
+    """Return the physical offset after the last nonzero byte of the log, which is at least
+    ``end``.
     """
     for number in range(len(store.log.files) - 1, -1, -1):
         used = used_size(store.log.source(number))
@@ -156,18 +161,19 @@ def _all_bytes(store: SnapshotStore, end: int) -> int:
 
 
 def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
-    """Return the files of a log as they are up to the physical offset ``end``."""
+    """Return the files of a log, limited to bytes before the physical offset ``end``."""
     return [file if file.end <= end else replace(file, limit=max(end - file.base, 0))
             for file in files]
 
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """Return the files of a queue without the entries at its end that point to newer messages.
+    """Return the files of a queue without the last entries, which point to messages after the
+    snapshot.
 
-    Entries that point after the current end of the log do not belong to newer messages: they are
-    kept, so that they can be reported. ``current_end(offset)`` returns the current end, or any
-    earlier end that is after ``offset``. Unreadable files are not changed.
+    Entries that point beyond the current end of the log are kept, so that they can be reported:
+    they point to no message. ``current_end(offset)`` returns the current end, or any earlier end
+    that is after ``offset``. Unreadable files are not changed.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -195,7 +201,9 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
 
 
 def _last_rows(file: StoreFile, unit: np.dtype[np.void]) -> tuple[int, Array]:
-    """Return the end of the last nonzero unit in bytes, and the units of the page before it."""
+    """Return (bytes up to and including the last nonzero unit, the units of the last page before
+    that end).
+    """
     with FileSource(file.path) as source:
         end = used_size(source)
     used = -(-end // unit.itemsize) * unit.itemsize
@@ -210,7 +218,8 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 
 
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
-    """Return an opened index file as it was when its header (40 bytes) was ``header``.
+    """Return an opened index file in the state that it had when its header (40 bytes) was
+    ``header``.
 
     A broker increments the entry count before it writes the message's offset to the header, so an
     entry that is counted while its offset is not yet in the header is omitted.
@@ -234,8 +243,8 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
 
 
 def _rereads(index: IndexFile, header: bytes) -> bool:
-    """Return whether the header on disk is unchanged some moments later, so that no process is
-    writing it.
+    """Return whether the header on disk is still the same some moments later, so that no process is
+    writing to the file.
     """
     due = time.monotonic() + _PATIENCE
     while index.source.read_now(0, HEADER.size) == header:
@@ -246,7 +255,7 @@ def _rereads(index: IndexFile, header: bytes) -> bool:
 
 
 class IndexSource(FileSource):
-    """An index file as it was when its header (40 bytes) was ``header``."""
+    """An index file in the state that it had when its header (40 bytes) was ``header``."""
 
     def __init__(self, path: str, shape: IndexShape, header: bytes) -> None:
         self._shape, self._header = shape, header
@@ -280,7 +289,7 @@ class IndexSource(FileSource):
 
     def _resolved(self, entry: int) -> int:
         """Return the next entry of a chain that existed at the time of the snapshot; ``entry``
-        itself if it is not in a chain.
+        itself if it does not belong to a chain.
         """
         number = entry
         while number >= self._next:

@@ -1,11 +1,11 @@
 """Detection of the folders of a multi-path commitlog by file names and record offsets.
 
-A multi-path log (spec: commitlog.md §1) is in folders of any name: inside the store root, beside
-it, or where a broker.conf names them. A folder counts as a part of the log if its files have the
-size of the others, no duplicate names, records whose offset matches the file name (except for a few
-damaged files), and offsets that the log lacks: they fill a gap, or continue the log where
-consumequeue entries point beyond its end. All other folders are ignored; `--commitlog-dir` names
-them. Only the starts of files are read.
+The folders of a multi-path log (spec: commitlog.md §1) have any name. They are inside the store
+root, beside it, or named in a broker.conf. A folder counts as a part of the log if its files have
+the same size as the other files and no duplicate names, if their records have offsets that match
+the file names (except for a few damaged files), and if the log lacks their offsets: they fill a
+gap, or continue the log where consumequeue entries point beyond its end. Other folders are ignored
+unless `--commitlog-dir` names them. Only the starts of files are read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FOLDERS = frozenset({
     COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
     "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
     "tiered_index_file", "conf"})
-"""Folders of a store that, like `COMMITLOG`, are never further log folders."""
+"""Names of folders of a store that never contain further files of the log, like `COMMITLOG`."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Maximum number of entries that are read to recognize a log folder, which contains only log
-files.
+"""Maximum number of entries of a folder that are read to recognize it as a log folder, which
+contains only log files.
 """
 _MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
@@ -49,7 +49,7 @@ _ROW = reader(Unit, "physical_offset", "size")
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder that may belong to the log. A lower ``rank`` is more likely."""
+    """A folder that may belong to the log. The lower its ``rank``, the more likely it does."""
 
     path: str
     files: tuple[StoreFile, ...]
@@ -61,10 +61,12 @@ class _Folder:
 
 
 def find(root: str) -> list[str]:
-    """Return the folders of the log of the store at ``root``, absolute or below it; never raises.
+    """Return the folders of the log of the store at ``root``, as absolute paths or relative to it.
+    Never raises.
 
-    Without further proved folders this is ``commitlog`` alone. With exactly one DLedger node it is
-    the node's data, after the plain files of ``commitlog`` if there are any.
+    Usually this is ``commitlog``, and any other folders that provably belong to the log. With
+    exactly one DLedger node, it is the node's data folder, preceded by ``commitlog`` if that has
+    files.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:
@@ -99,7 +101,9 @@ def _sized(folder: str) -> Iterator[StoreFile]:
 
 
 def _candidates(root: str) -> list[_Folder]:
-    """Return folders with files named like those of a log, each once, the likeliest first."""
+    """Return folders whose files have names like those of a log, without duplicates, the likeliest
+    first.
+    """
     root = vfs.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
     folders: list[_Folder] = []
@@ -133,7 +137,7 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: str) -> list[str]:
-    """Return the names of the folders in a folder; empty if there are too many."""
+    """Return the names of the folders inside a folder; empty if it has too many entries."""
     inside = _some_folders(folder)
     return inside if len(inside) <= _MAX_FOLDERS else []
 
@@ -185,14 +189,12 @@ def _beside(root: str) -> Iterator[str]:
 
 
 def is_store(folder: str) -> bool:
-    """Return whether a folder is the root of another store, so that its log belongs to that
-    store.
-    """
+    """Return whether a folder is the root of another store, to which its log then belongs."""
     return any(vfs.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 
 
 def _configured(root: str) -> Iterator[str]:
-    """Yield the log folders that a broker's properties file near the store names."""
+    """Yield the log folders that a broker's configuration file near the store names."""
     above = os.path.dirname(root)
     for folder in (root, os.path.join(root, "conf"), above, os.path.join(above, "conf")):
         for entry in _entries(folder, 16 * _MAX_FOLDERS):
@@ -228,11 +230,11 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Return whether names match the size of the log's files, and records have the offsets of their
-    files.
+    """Return whether a folder is a log by its own files: their names are multiples of the file
+    size, and their first records have these offsets.
 
-    A folder with damage to some files still belongs to the log: more files must have a matching
-    offset than a wrong one, and at most one file or half of the files may be too short.
+    Damage to some files is allowed: more files must have a matching offset than a wrong one, and at
+    most one file, or half of the files, may be too short.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):
@@ -250,7 +252,9 @@ def _proves_itself(folder: _Folder, size: int) -> bool:
 
 
 def _offset_of_first(path: str) -> int | None:
-    """Return the physical offset in the first record of a file; None without a record."""
+    """Return the physical offset in the first record of a file; None if no record is at its
+    start.
+    """
     head = _read(path, 0, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -276,8 +280,8 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Return the folders that share no file name with the store's own folder or with an equally
-    likely folder.
+    """Return the folders that share no file name with the store's own folder, with a likelier
+    folder, or with an equally likely one.
     """
     taken = own.bases
     chosen: list[_Folder] = []
@@ -308,8 +312,8 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return the folders whose files continue where other files of the log end; a single folder is
-    always accepted.
+    """Return the folders whose files adjoin another file of the log; if there is only one folder,
+    return it without this check.
     """
     every = [own, *folders] if own.files else folders
     if len(every) == 1:
@@ -324,7 +328,7 @@ def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
 
 
 def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
-    """Yield (physical offset, size) of some rows of some consumequeues."""
+    """Yield (physical offset, size) of a sample of consumequeue entries."""
     top = os.path.join(root, "consumequeue")
     queues = (os.path.join(top, topic, queue) for topic in _some_folders(top)
               for queue in _some_folders(os.path.join(top, topic)) if queue.isdigit())
@@ -345,8 +349,8 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
-    """Return whether entries point to records in a folder's files; None if none of them points
-    there.
+    """Return whether most of the entries that point into a folder's files point to records; None if
+    no entry points into them.
     """
     hits = misses = 0
     for physical, length in rows:

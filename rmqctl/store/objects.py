@@ -1,4 +1,5 @@
-"""The message object: one stored record as a JSON-ready mapping, as cli.md defines it.
+"""The message object that cli.md defines: one stored record as a mapping that can be written as
+JSON.
 
 Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``), so that the
 stored bytes can be restored from ``properties_raw`` and ``topic``.
@@ -23,8 +24,8 @@ def text(raw: bytes) -> str:
 
 
 def java_text(raw: bytes) -> str:
-    """Return stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes use this
-    text).
+    """Decode stored UTF-8 as a broker does: invalid bytes become U+FFFD. Hashes are computed from
+    this text.
     """
     return raw.decode("utf-8", "replace")
 
@@ -86,4 +87,4 @@ FIELDS = tuple(message_object(Record(
 TIMES = ("born_timestamp", "store_timestamp")
 """The fields of a message object that are times (epoch ms)."""
 OF_BODY = "body."
-"""The name prefix of fields of decoded bodies."""
+"""Prefix of the names of fields that come from decoded bodies."""

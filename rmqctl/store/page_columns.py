@@ -14,13 +14,16 @@ from rmqctl.store.query.conditions import PROPERTY
 
 
 def schema(names: Sequence[str]) -> pa.Schema:
-    """Return the columns of messages, and of single properties, as an Arrow schema."""
+    """Return an Arrow schema of the named fields; ``property.NAME`` is a column for one
+    property.
+    """
     return pa.schema([MESSAGE_COLUMNS.get(name) or pa.field(name, pa.string()) for name in names],
                      METADATA)
 
 
 def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
-    """Return the named fields of the message object as columns; ``property.NAME`` is one property.
+    """Return the named fields of the message object as columns; ``property.NAME`` is the value of
+    one property.
 
     ``body`` is as stored. Invalid UTF-8 becomes U+FFFD.
     """
@@ -54,7 +57,9 @@ def _column(page: Page, field: pa.Field) -> pa.Array:
 
 
 def _text(value: Any) -> Any:
-    """Return text that can be encoded as UTF-8."""
+    """Return a text with everything that UTF-8 cannot encode replaced by U+FFFD; return other
+    values unchanged.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value

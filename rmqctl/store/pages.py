@@ -1,8 +1,9 @@
-"""Pages of messages whose fields are computed by column, on demand.
+"""Pages of messages whose fields are computed on demand, column by column.
 
-A page has a bounded number of messages. It is a view of a batch of the frame scanner (nothing is
-copied before it is needed) or of single records. `Page.column` returns the fields of the message
-object; `numbers`, `is_topic` and `candidates` evaluate conditions without an object per message.
+The number of messages on a page is limited. A page is a view of a batch of the frame scanner
+(nothing is copied before it is needed) or of single records. `Page.column` returns the fields of
+the message object. `numbers`, `is_topic` and `candidates` allow conditions to be evaluated without
+building an object for each message.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PORT_SIZE = 4
 
 
 class Page(ABC):
-    """Messages in order. Columns are lists as long as the page."""
+    """Messages in order. A column is a list with a value for each message."""
 
     def __init__(self) -> None:
         self._columns: dict[str, list[Any]] = {}
@@ -45,15 +46,19 @@ class Page(ABC):
 
     @abstractmethod
     def numbers(self, name: str) -> Array:
-        """Return one of `INTEGERS` (int64), ``magic`` or ``crc_ok`` (bool)."""
+        """Return a number field (one of `INTEGERS`, int64, or ``magic``) or ``crc_ok`` (bool) of
+        each message.
+        """
 
     @abstractmethod
     def raw(self, name: str) -> Sequence[bytes]:
-        """Return the stored bytes of ``topic``, ``properties`` or ``body``."""
+        """Return the stored bytes of ``topic``, ``properties`` or ``body`` of each message."""
 
     @abstractmethod
     def hosts(self, name: str) -> list[bytes]:
-        """Return ``born_host`` or ``store_host`` as stored: 4 or 16 bytes of address, 4 of port."""
+        """Return ``born_host`` or ``store_host`` of each message as stored: 4 or 16 bytes of
+        address, 4 of port.
+        """
 
     @abstractmethod
     def is_topic(self, topic: bytes) -> Array:
@@ -61,20 +66,20 @@ class Page(ABC):
 
     @abstractmethod
     def candidates(self, needles: Sequence[bytes]) -> Array:
-        """Return the ascending numbers of the messages whose stored bytes contain one of
+        """Return, in ascending order, the numbers of the messages whose stored bytes contain one of
         ``needles``.
         """
 
     @abstractmethod
     def select(self, rows: Array) -> Page:
-        """Return a page of some of the messages, by number."""
+        """Return a page with only the messages that have the given numbers."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:
         """Yield the messages one by one."""
 
     def column(self, name: str) -> list[Any]:
-        """Return one field of the message object for each message, except the body."""
+        """Return one field of the message object for each message; any field except the body."""
         values = self._columns.get(name)
         if values is None:
             values = self._columns[name] = self._compute(name)
@@ -125,7 +130,7 @@ def host(raw: bytes) -> str:
 
 @lru_cache(maxsize=4096)
 def _id_head(host: bytes) -> str:
-    """Return the part of an offset message id that names the store host."""
+    """Return the part of an offset message id that contains the store host."""
     return host.hex().upper()
 
 
@@ -142,7 +147,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
-    """Yield the first ``count`` messages of pages (None: all); empty pages are omitted."""
+    """Yield pages with the first ``count`` messages (None: all); empty pages are omitted."""
     left = count
     for full_page in pages if left != 0 else ():
         page = full_page
@@ -157,7 +162,9 @@ def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
 
 
 class BatchPage(Page):
-    """A page over a batch of the frame scanner. Only valid until the scanner continues."""
+    """A page of the messages in a batch of the frame scanner. It is valid only until the scanner
+    continues.
+    """
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -182,7 +189,9 @@ class BatchPage(Page):
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def host_texts(self, name: str) -> Texts:
-        """Return ``born_host`` or ``store_host`` as stored, by its position in the batch."""
+        """Return ``born_host`` or ``store_host`` as stored; ``row`` is the message's position in
+        the batch.
+        """
         kinds = self.batch.column("sys_flag") & HOST_BITS
         start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
         for bits in np.unique(kinds).tolist():
@@ -226,7 +235,7 @@ class BatchPage(Page):
 
 
 class RecordPage(Page):
-    """A page over single records, as a consumequeue or an index points to them."""
+    """A page of single records to which a consumequeue or an index points."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         super().__init__()

@@ -14,13 +14,13 @@ Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``text`` is for users. ``offset`` (physical) and ``length`` (bytes) are None if the problem
-    has no position.
+    """A problem. ``text`` is for users. ``offset`` (physical) and ``length`` (bytes) are None if
+    the problem has no position.
 
     ``note`` and ``in-progress`` (the incomplete last record of a store that a broker is writing to)
-    are not faults of the store; ``unreadable`` means that the system refused to read; all others
-    are damage. ``undecided``: the number of records in the range that may be messages, and are not
-    shown.
+    are not faults of the store; ``unreadable`` means that the operating system could not read a
+    file; all other kinds are damage. ``undecided``: the number of records in the range that may be
+    messages but are not shown.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ def gap(start: int, end: int) -> Problem:
 
 
 def damage(span: Span) -> Problem:
-    """Return the problem for a span of the log without the message that should be there."""
+    """Return the problem for a damaged or zeroed span of the log."""
     field = f" (field {span.field})" if span.field else ""
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
@@ -60,14 +60,16 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 
 
 def earlier_life(count: int, first: int) -> str:
-    """Return the text for records that `rmqctl.damage.by_time` finds."""
+    """Return the text for records that `rmqctl.damage.by_time` considers stale."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "between damage and older than the messages around: stale, or stored while the clock "
             "was set back; neither entries nor index confirm them")
 
 
 def contradicted(count: int, first: int) -> str:
-    """Return the text for records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
+    """Return the text for records between undamaged bytes that `rmqctl.scan.damage.stale` considers
+    stale.
+    """
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "amid undamaged bytes, contradict entries and index: stale records from an earlier "
             "use of the file, or wrong entries")

@@ -1,7 +1,7 @@
 """Rows of message objects from pages, with only the requested fields.
 
-The complete object equals `objects.message_object` of the same record; other fields are not
-computed. Fields of decoded bodies need a `Decoding`.
+With all fields, a row equals `objects.message_object` of the same record; fields that are not
+requested are not computed. Fields of decoded bodies need a `Decoding`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")
 """The fields that ``--decode`` adds to those of the message object."""
 PROBLEM = "decode_problem"
-"""Field that is added to messages whose body does not have the format of the decoder."""
+"""Field that is added to a message whose body cannot be decoded in the requested format."""
 OFFSET_MSG_ID = "offset_msg_id"
-"""``msg_id`` under a name that distinguishes it from the id that a client creates (``unique_key``).
+"""Another name of ``msg_id``, which distinguishes it from the id that a client creates
+(``unique_key``).
 """
 _PREVIEW_HEX = 16
 _MAX_ROWS = 256
@@ -40,8 +41,8 @@ _MAX_ROWS = 256
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Return field names from the user without duplicates.
 
-    ``more``: valid names in addition to the fields of the message object; if it includes `DECODED`,
-    fields of bodies are valid too.
+    ``more``: valid names in addition to the fields of the message object; if ``more`` includes
+    `DECODED`, fields of bodies are valid, too.
 
     Raises: UsageError that names the valid fields.
     """
@@ -59,19 +60,19 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def is_decoded(name: str) -> bool:
-    """Return whether a field comes from decoding bodies."""
+    """Return whether a field is computed from the decoded body."""
     return name in DECODED or name.startswith(OF_BODY)
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The chosen fields, and the form of bodies.
+    """The requested fields, and the form in which bodies are shown.
 
-    ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
-    the body by a readable text of that many bytes. With ``decompress``, a body that does not match
-    its compression flag is returned as stored, and the row gets a ``body_problem``. ``decoding``
-    computes the fields for which `is_decoded` holds, and the previews of bodies that it can decode.
-    ``redaction`` replaces text written by people.
+    ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields). ``preview``: if not 0,
+    bodies are replaced by a readable text of that many bytes. With ``decompress``, a body that does
+    not match its compression flag is returned as stored, and the row gets a ``body_problem``.
+    ``decoding`` computes the fields for which `is_decoded` holds, and the previews of bodies that
+    it can decode. ``redaction`` replaces user data.
     """
 
     fields: Sequence[str] = FIELDS
@@ -103,7 +104,7 @@ class Projection:
                 for row, decoded in zip(rows, self.decoding.rows(page), strict=True))
 
     def _stored(self, page: Page) -> Iterator[dict[str, Any]]:
-        """Yield the rows, with None for the fields of decoded bodies."""
+        """Yield the rows of stored fields; the fields of decoded bodies are None."""
         names = self.names
         if not names:
             return ({} for _ in range(len(page)))
@@ -158,15 +159,15 @@ class Projection:
 
 
 def _short(value: Any, length: int) -> str:
-    """Return the start of a decoded body as JSON, or of a text as it is."""
+    """Return the start of a decoded value: of a text unchanged, of any other value as JSON."""
     shown = value if isinstance(value, str) else json.dumps(
         value, ensure_ascii=False, separators=(",", ":"))
     return shown if len(shown) <= length else shown[:length] + "…"
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:
-    """Return the first ``length`` bytes of a body as one short text; non-text bytes are shown in
-    hex.
+    """Return a short text that shows the first ``length`` bytes of a body, or its first bytes in
+    hex if it is not text.
     """
     head = content[:length]
     try:

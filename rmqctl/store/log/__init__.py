@@ -1,4 +1,4 @@
-"""The commitlog: records by physical offset, the end of the log, ranges for several threads.
+"""The commitlog: records by physical offset, the end of the log, and ranges for several threads.
 
-Also reading the newest messages and following a growing log.
+This package also reads the newest messages and follows a growing log.
 """

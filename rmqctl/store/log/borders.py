@@ -1,7 +1,7 @@
-"""Frame borders of one log file, found by scanning from another border.
+"""Borders between the frames of one log file, found by scanning from a known border.
 
 They are used to find the end of a scan, the start of the last record, and offsets at which a file
-can be split. Positions are physical offsets throughout.
+can be split. All positions are physical offsets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNWRITTEN = bytes(8)
 
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
-    """Return the number of the last file with content; -1 if all are empty. Later files are only
+    """Return the list index of the last file with content; -1 without files. Later files are only
     preallocated.
     """
     for number in range(len(files) - 1, -1, -1):
@@ -36,9 +36,10 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
 
 
 class Walked(NamedTuple):
-    """The border that a scan reached; ``last`` is the start of the message that ends there.
+    """The result of a scan: ``end`` is the last border that it reached; ``last`` is the start of
+    the message that ends at ``end``.
 
-    None if no message ends there, or another message is known to follow.
+    ``last`` is None if no message ends at ``end``, or if another message is known to follow.
     """
 
     end: int
@@ -47,10 +48,10 @@ class Walked(NamedTuple):
 
 def walked(source: Source, position: int, limit: int | None, *, growing: bool = False,
            closed: bool = False, least: bool = True) -> Walked:
-    """Scan from a border as far as ``limit`` allows.
+    """Scan from the border ``position`` and return the last border up to ``limit``.
 
-    After damage or zeros there is a border only where a message or a blank record follows, or at
-    the end of a ``closed`` file.
+    After damage or zeros, a position is a border only if a message or a blank record starts there,
+    or if it is the end of a ``closed`` file.
     """
     reached, last = position, None
     stop = None if limit is None else limit - source.base
@@ -87,10 +88,10 @@ def first_border(source: Source, physical: int) -> int:
 
 
 def is_whole(source: Source, start: int, end: int) -> bool:
-    """Return whether the record ``[start, end)`` seems to be complete.
+    """Return whether the record at ``[start, end)`` seems to be completely written.
 
-    The CRC covers only the body; topic and properties are written after it. Missing bytes are zero:
-    the end of the record, or a page of it.
+    The CRC covers only the body, and topic and properties are written after the body. Bytes that
+    were not written are zero: the end of the record, or a page of memory within it.
     """
     try:
         record = decode(source.read(start - source.base, end - start))
@@ -102,7 +103,7 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
     """Return whether a process may still be writing the last record of the log: the record is
-    incomplete, and no entry or key points to or after it.
+    incomplete, and no queue entry or index entry points to it or after it.
     """
     witness = source.witness
     if witness is None or is_whole(source, start, end):
@@ -112,8 +113,8 @@ def is_unfinished(source: Source, start: int, end: int) -> bool:
 
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
-    """Return the first messages at or after each multiple of ``step`` in the file, between
-    ``start`` and ``end``.
+    """Return the offset of the first message at or after each multiple of ``step`` in the file,
+    between ``start`` and ``end``.
     """
     first = file.base + ((start - file.base) // step + 1) * step
     wanted = np.arange(first, max(first, end), step)

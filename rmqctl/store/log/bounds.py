@@ -1,4 +1,4 @@
-"""The start and end of a queue, in two views.
+"""The first and the end offset of a queue, in two views.
 
 ``disk`` (the default everywhere): every entry on disk that points to a record counts; intact
 messages after damage remain reachable. ``broker``: the state after a broker's recovery, which
@@ -21,8 +21,8 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Queue offsets: ``first`` is the oldest readable offset, ``end`` the next offset to be
-    written.
+    """The bounds of a queue, as queue offsets: ``first`` is the oldest readable one, ``end`` the
+    next one to be written.
     """
 
     first: int
@@ -30,10 +30,11 @@ class Bounds:
 
 
 class View:
-    """Queue bounds of one store in one view. ``generation`` (4 or 5) selects the broker's rules.
+    """Computes the bounds of a store's queues in one view. ``generation`` (4 or 5) selects the
+    broker's rules.
 
-    ``log_end`` returns the physical offset at which a broker truncates the log, and is called when
-    it is first needed; without ``log_end``, these are the bounds of the disk view.
+    ``log_end`` returns the physical offset at which a broker truncates the log; it is called when
+    the offset is first needed. Without ``log_end``, the view is that of the disk.
     """
 
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,
@@ -43,7 +44,7 @@ class View:
         self._bounds: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
-        """True if topics that a broker reads from a compaction log are read from that log."""
+        """Whether topics that a broker reads from a compaction log are read from that log."""
 
     @cached_property
     def log_end(self) -> int | None:
@@ -72,9 +73,9 @@ class View:
 def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = None) -> int:
     """Return the queue offset after the last entry whose record is in the log.
 
-    After the log is truncated, the last entries of the queue may point after its end; the first of
-    them is found by bisection. A damaged entry does not hide the entries before it. No record is
-    read if ``log_end`` is known and the last entry points before it.
+    If the log was truncated, the last entries of the queue may point beyond its end; bisection
+    finds the first of these entries. A damaged entry does not hide the entries before it. No record
+    is read if ``log_end`` is known and the last entry points before it.
     """
     end, first = queue.written, queue.first_index
     last = queue.unit(end - 1) if end > first else None

@@ -1,10 +1,10 @@
-"""The entries of a DLedger log as a chain: each has the next index, and a term that is not less
-than that of the previous entry (spec: dledger.md §2). All members of a group have the same entries
-at the same byte offsets, up to where they diverge.
+"""The entries of a DLedger log as a chain: the index of each entry is one more than that of the
+previous entry, and its term is not less (spec: dledger.md §2). All members of a group have the same
+entries at the same byte offsets, up to the point where their logs diverge.
 
-After damage the chain continues with the first entry that can follow. If a member's log was
-truncated, the bytes after its end remain in the file: stale entries, which are not part of the
-chain (`left_over`).
+After damage the chain continues with the first entry that can follow the last intact one. If a
+member's log was truncated, the bytes after its end remain in the file: stale entries, which are not
+part of the chain (`left_over`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_ENTRY_SIZE = dledger.HEAD_SIZE + MIN_SIZE
 
 
 class File(Protocol):
-    """A file of the log, as it is or as a repair would leave it."""
+    """A file of the log, either as it is on disk or as a repair would leave it."""
 
     @property
     def base(self) -> int: ...
@@ -43,8 +43,8 @@ class File(Protocol):
 
 
 class ChainLink(NamedTuple):
-    """An entry as a part of the chain: index and term; ``pos``: its byte offset; ``end``: the byte
-    offset after it.
+    """An entry of the chain: its index and term; ``pos``: its byte offset; ``end``: the byte offset
+    after it.
     """
 
     number: int
@@ -54,9 +54,9 @@ class ChainLink(NamedTuple):
 
 
 class ChainEntries(NamedTuple):
-    """Entries in order. ``crc``: the CRC-32 of all bytes of an entry, with the top bit cleared;
-    ``whole`` (bool): the entry's header and its message, with the message's CRC, are intact. All
-    other columns are int64.
+    """Entries in log order. ``crc``: the CRC-32 of all bytes of an entry, with the top bit cleared;
+    ``whole`` (bool): whether the entry's header and its message are intact, including the message's
+    CRC. All other columns are int64.
     """
 
     number: Array
@@ -95,12 +95,12 @@ NONE = ChainEntries.of(())
 
 
 class Chain:
-    """Iterates over the entries of a log, page by page, in spite of damage.
+    """Iterates over the entries of a log, page by page, and continues after damage.
 
     ``units``: DLedger's index of the log, which distinguishes a damaged header from a stale entry.
-    ``last``: the last entry, set after the iteration. ``marks``: the positions of the end marks of
-    files, each with its end. ``left``: the number of stale entries after the last entry;
-    ``left_from``: their byte offset.
+    ``last``: the last entry, set after the iteration. ``marks``: for each end mark of a file, its
+    start and its end. ``left``: the number of stale entries after the last entry; ``left_from``:
+    the byte offset of the first of them.
     """
 
     def __init__(self, files: Iterable[File], units: UnitReader | None = None,
@@ -133,8 +133,8 @@ class Chain:
             yield taken
 
     def _beyond(self, source: Source, spans: list[Span]) -> ChainEntries:
-        """Return entries without a message, or with a damaged one, from bytes that are not
-        messages.
+        """Return the entries in a log's spans that are not messages: entries without a message, or
+        with a damaged one.
         """
         rows = []
         for span in spans:
@@ -154,8 +154,8 @@ class Chain:
     # -- which entries are of the chain -----------------------------------------------------------
 
     def _taken(self, entries: ChainEntries, following: ChainEntries) -> ChainEntries:
-        """Return the entries that belong to the chain; ``following``: the next entry after the
-        given ones, if it exists.
+        """Return the entries that belong to the chain; ``following``: the entry after the given
+        ones, empty at the end of the log.
         """
         if not len(entries):
             return entries
@@ -211,8 +211,8 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry continues the chain after the last entry, and is not itself
-        wrong.
+        """Return whether an entry is the next one of the chain, and its own index and term are not
+        damaged.
         """
         if not self._follows(link):
             return False
@@ -222,8 +222,9 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the first entry may begin the chain: the second entry continues it, or the
-        two next entries do not form a chain, or DLedger's index confirms the first entry.
+        """Return whether the entry ``row`` may begin the chain: the second entry continues it, or
+        the second and third entries do not form a chain, or DLedger's index confirms the first
+        entry.
         """
         if row + 2 >= len(every):
             return True
@@ -238,8 +239,8 @@ class Chain:
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
-        """Return the next entry according to DLedger's index, if it starts here and only its header
-        is damaged.
+        """Return the chain's next entry as DLedger's index describes it, if it starts at ``link``
+        and only its header is damaged.
         """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
@@ -253,7 +254,9 @@ class Chain:
 
     def _between(self, last: ChainLink, link: ChainLink,
                  behind: ChainLink | None) -> ChainLink | None:
-        """Return the link of this entry if it exactly fills the gap between its neighbors."""
+        """Return the entry with the index and term that its neighbors imply, if it exactly fills
+        the gap between them.
+        """
         if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
                 link.pos in (last.end, self.marks.get(last.end))
                 and behind.pos in (link.end, self.marks.get(link.end))):
@@ -280,8 +283,9 @@ def _heads(batch: Batch) -> ChainEntries:
 
 
 class LeftOver(NamedTuple):
-    """Entries after the end of the log, where the member was truncated: the byte offset ``end``
-    after the last entry (its index ``number`` and ``term``), and the number of entries after it.
+    """The stale entries that remain after the end of a log since the member was truncated. ``end``:
+    the byte offset after the last entry of the log; ``number`` and ``term``: the index and the term
+    of that last entry; ``count``: the number of stale entries.
     """
 
     end: int
@@ -298,10 +302,10 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the entries left over after the end of a log of DLedger's ``files`` (only the last
-    file can have them); None without any.
+    """Return the stale entries after the end of a log of DLedger's ``files``; None if it has none.
+    Only the last file can have them.
 
-    As long as DLedger's index points from entry to entry up to the last byte, no entry is read.
+    If DLedger's index points from entry to entry up to the last byte, no entry is read.
 
     Raises: StoreIOError.
     """
@@ -332,8 +336,9 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 
 
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
-    """Return (the number of entries that DLedger's checkpoint counts after the last intact entry,
-    the byte offset after the intact entry); (0, 0) if the checkpoint counts none.
+    """Return (count, end): the number of entries after the last intact entry that existed according
+    to DLedger's checkpoint, and the byte offset after that intact entry. (0, 0) if no entry is
+    lost.
 
     Raises: StoreIOError.
     """
@@ -354,7 +359,9 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Return whether the index points from the entry before the last file up to byte ``used``."""
+    """Return whether DLedger's index points from entry to entry without a gap, from the last entry
+    of the file before the last one up to byte ``used``.
+    """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:
         first = whole_entry(source, 0)

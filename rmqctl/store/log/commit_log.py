@@ -1,8 +1,8 @@
 """The commitlog of a store as one stream of physical offsets over its files.
 
-Multi-path logs are the union of their folders sorted by file name (commitlog.md §1). Gaps (missing
-files) and expired files at the start are normal here, not errors. `records_at` reads many records
-by their offsets: one positioned read covers all records that are close to each other.
+A multi-path log consists of the files of all its folders, sorted by file name (commitlog.md §1).
+Gaps (missing files) and expired files at the start are not errors here. `records_at` reads many
+records by their offsets: one read covers all records that are close to each other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from rmqctl.store.files import StoreFile, common_size
 _WINDOW = 4 << 20
 _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
-"""Maximum bytes between two records that are read along, instead of a separate read for each
-record.
-"""
+"""Maximum bytes between two records for which both are read at once, instead of separately."""
 _FEW_APART = 4
-"""A mapping is used if at least one in this number of records is not adjacent to the previous
-record.
+"""Records are read from a memory mapping if at least one in this number of them is not adjacent to
+the previous record.
 """
 
 
@@ -44,7 +42,7 @@ class Gap:
 
 
 class CommitLog:
-    """Read-only stream over the commitlog files. Files are opened on first access."""
+    """The commitlog files as one read-only stream. A file is opened at its first access."""
 
     def __init__(self, files: list[StoreFile], file_size: int | None = None) -> None:
         self.files = sorted(files, key=lambda file: (file.name, file.path))
@@ -54,13 +52,13 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """Cached results of `has_record_from`: the last record found, and the offset after which no
-        record follows.
+        """Cached results of `has_record_from`: the offset of the last record found, and the offset
+        after which no record follows.
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
-        """The position in each file after which all bytes are known to be zero; they are not read
-        again.
+        """For each file: the position after which all bytes are known to be zero, so that they are
+        not read again.
         """
         self._zeros_from = positions
 
@@ -71,12 +69,12 @@ class CommitLog:
 
     @property
     def end(self) -> int:
-        """The end of the last file, used or not."""
+        """The physical offset after the last file, whether that file is used or not."""
         return self._end
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     def gaps(self) -> list[Gap]:
@@ -84,7 +82,7 @@ class CommitLog:
                 if a.end < b.base]
 
     def source(self, number: int) -> FileSource:
-        """Return the opened source of file ``number``; kept open, at most 16 at a time."""
+        """Return the opened source of file ``number``. At most 16 files are kept open."""
         source = self._open.pop(number, None)
         if source is None:
             if len(self._open) >= 16:
@@ -96,13 +94,13 @@ class CommitLog:
         return source
 
     def let_go(self, start: int, end: int) -> None:
-        """Release the memory of mapped physical offsets ``[start, end)``."""
+        """Release the memory of the mapped physical offsets ``[start, end)``."""
         for source in self._open.values():
             source.let_go(start - source.base, end - source.base)
 
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
-        """Return (source, position in it) of a physical offset; None in gaps and outside the
-        log.
+        """Return (source, position in that source) for a physical offset; None in gaps and outside
+        of the log.
         """
         number = bisect_right(self._bases, physical) - 1
         if number < 0 or physical >= self.files[number].end:
@@ -119,8 +117,8 @@ class CommitLog:
     def record_at(self, physical: int, size: int | None = None) -> Record | None:
         """Return the record that starts at ``physical``; None if no record does.
 
-        Never raises for damage on disk; ``size`` (from a consumequeue) saves a read and must match.
-        The body CRC is not checked (`Record.crc_ok`).
+        Never raises for damage on disk. ``size`` (from a consumequeue) saves a read; the record
+        must have this size. The body CRC is not checked (`Record.crc_ok`).
         """
         raw = self.raw_at(physical, size)
         if raw is None:
@@ -134,7 +132,9 @@ class CommitLog:
         return record
 
     def raw_at(self, physical: int, size: int | None = None) -> bytes | None:
-        """Return the bytes of the record at ``physical`` by its own size field, or ``size``."""
+        """Return the bytes of the record at ``physical``: ``size`` bytes, or as many as its size
+        field says.
+        """
         try:
             place = self.locate(physical) if physical >= 0 else None
             if place is None:
@@ -151,7 +151,7 @@ class CommitLog:
             return None
 
     def explain(self, physical: int) -> str:
-        """Return the reason, in words, why `record_at` returns nothing for ``physical``."""
+        """Return the reason, in words, why `record_at` finds no record at ``physical``."""
         if not self.files:
             return "the store has no commitlog files"
         if physical < self.min_offset:
@@ -189,7 +189,9 @@ class CommitLog:
             yield from Walk(source, start_of(source, inside), limit, whole=whole)
 
     def record_border(self, physical: int) -> int | None:
-        """Return the first provable record or blank record at or after ``physical`` in its file."""
+        """Return the offset of the first provable record or blank record at or after ``physical``
+        in the same file.
+        """
         place = self.locate(physical)
         if place is None:
             return None
@@ -225,7 +227,9 @@ class CommitLog:
 
 
 def _first_border(walk: Walk) -> int | None:
-    """Return the position of the first record or blank record that a scan finds."""
+    """Return the physical offset of the first record or blank record in a scan; None without
+    one.
+    """
     for batch in walk:
         if len(batch):
             return int(batch.offset[0])
@@ -237,9 +241,9 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class ProofWindow:
-    """Adjacent rows of a request, and for each whether a complete record is proved.
+    """Adjacent rows of a request. ``is_proved``: for each row, whether a complete record is proved.
 
-    ``batch`` has only these records, in the order of ``rows[is_proved]``; None if that file is
+    ``batch`` has only the proved records, in the order of ``rows[is_proved]``; None if the file is
     missing or unreadable.
     """
 
@@ -249,10 +253,11 @@ class ProofWindow:
 
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWindow]:
-    """Look up the records at ``offset`` (ascending, unique); ``size`` is the number of bytes to
-    read for each.
+    """Look up the records at ``offset`` (ascending, unique); ``size``: the number of bytes to read
+    for each record.
 
-    Every row is in exactly one window. A record larger than its ``size`` is not found.
+    Every row of the request is in exactly one window. A record that is larger than its ``size`` is
+    not found.
     """
     if not len(offset):
         return
@@ -275,13 +280,13 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWind
 
 def packed_records(log: CommitLog, offset: Array, size: Array,
                    into: Array | None = None) -> tuple[Batch, Array]:
-    """Return the records at ``offset`` (ascending, unique) in one buffer, without the bytes between
-    them.
+    """Return (batch, proved) for the records at ``offset`` (ascending, unique), without the bytes
+    between them.
 
-    The result is a batch over all of them, and for each whether a complete record of exactly
-    ``size`` bytes is proved. Unreadable records, and records that extend past the end of their
-    file, count as not proved. ``into`` is a buffer (uint8) for reuse that is large enough for all
-    of them.
+    ``batch`` has all of the records in one buffer. ``proved`` is a boolean array: whether each
+    record is complete and has exactly ``size`` bytes. Unreadable records, and records that extend
+    beyond the end of their file, are not proved. ``into``: a buffer (uint8) for reuse, large enough
+    for all of them.
     """
     end = np.cumsum(size)
     start = end - size
@@ -299,8 +304,8 @@ def packed_records(log: CommitLog, offset: Array, size: Array,
 
 
 def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
-    """Return whether all records were read completely from a mapping of the one file that contains
-    them.
+    """Read records through a memory mapping of the one file that contains all of them; return False
+    if that is not possible.
     """
     with suppress(StoreIOError):
         location = log.locate(int(offset[0])) if len(offset) else None

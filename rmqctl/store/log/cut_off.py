@@ -1,14 +1,15 @@
-"""The end at which a repair has truncated the log, while the truncated bytes are still in the file.
+"""The note on a log that a repair has truncated while the truncated bytes are still in the file.
 
 A broker that truncates its log leaves the truncated bytes in the file, and the entries and index
 entries that point to them (spec: recovery.md §3); a repair that imitates the broker's recovery does
-the same. The repair records the end in ``.rmqctl/log-end.json``, with a checksum of the truncated
-bytes: while these are unchanged, nothing has been written since, and they are not part of the log.
+the same. The repair notes the new end of the log in ``.rmqctl/log-end.json``, with a checksum of
+the truncated bytes. As long as the checksum matches, nothing was written after the repair, and the
+truncated bytes are not part of the log.
 
 Before a writer appends messages, it overwrites the truncated bytes with zeros, which may take many
-writes. During this time the note names the kept copy of these bytes, and each byte in the file is
-either the same as in the copy, or zero. The note is deleted when no entry points beyond the end any
-more, before the first message is written.
+writes. Meanwhile the note names a copy of these bytes, and each byte in the file is either the same
+as in the copy, or zero. Once no entry points beyond the end of the log, and before the first
+message is written, the note is deleted.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _BLOCK = 1 << 16
 
 
 class CutOff(NamedTuple):
-    """A log that was truncated at physical offset ``end``. The truncated bytes extend to ``used``;
-    ``crc`` is their CRC-32, without blocks of zeros.
+    """A log that was truncated at physical offset ``end``. ``used``: the physical offset after the
+    truncated bytes; ``crc``: the CRC-32 of these bytes, without blocks of zeros.
     """
 
     end: int
@@ -44,15 +45,15 @@ class CutOff(NamedTuple):
     crc: int
 
     def build(self, copy: str | None = None) -> bytes:
-        """Return the note's content. ``copy``: the path in the store, below `COPIES`, of the copy
-        of the bytes that are being cleared.
+        """Return the content of the note. ``copy``: the path (inside the store, below `COPIES`) of
+        the copy of the bytes that are being overwritten with zeros.
         """
         more = {} if copy is None else {"copy": copy}
         return json.dumps({"format": _FORMAT, **self._asdict(), **more}).encode() + b"\n"
 
 
 def cut_at(log: CommitLog, end: int) -> CutOff:
-    """Return the truncated bytes after ``end`` in its file.
+    """Describe the truncated bytes that follow ``end`` in its file.
 
     Raises: StoreIOError.
     """
@@ -65,9 +66,8 @@ def cut_at(log: CommitLog, end: int) -> CutOff:
 
 
 def cut_off(root: str, log: CommitLog) -> CutOff | None:
-    """Return the note of the store at ``root``, if the log still matches the note; else None.
-
-    An unreadable or invalid note counts as missing.
+    """Return the content of the note of the store at ``root``; None if the note is missing,
+    unreadable or invalid, or if the log does not match it any more.
     """
     try:
         with FileSource(os.path.join(root, NOTE)) as source:
@@ -85,8 +85,8 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 
 def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
-    """Return whether the bytes after the end of ``now`` are equal to the copy that the note names,
-    or zero.
+    """Return whether each byte from ``now.end`` to ``now.used`` is zero or equal to its byte in the
+    copy that the note names.
     """
     copy = document.get("copy")
     if not isinstance(copy, str) or vfs.normpath(copy) != copy or not copy.startswith(
@@ -107,7 +107,7 @@ def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str
 
 
 def _crc(source: Source, start: int, end: int) -> int:
-    """Return the CRC of the positions and bytes of all nonzero blocks; holes are not read."""
+    """Return the CRC of all nonzero blocks, including their positions; holes are not read."""
     crc, position = 0, start
     while position < end:
         used = source.next_data(position)

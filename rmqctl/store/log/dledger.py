@@ -1,9 +1,9 @@
-"""The files that DLedger keeps beside a log's data: its index, checkpoint and term (spec:
+"""The files that DLedger keeps beside the data of a log: index, checkpoint and term (spec:
 dledger.md §1, §3).
 
-The unit of entry i is at byte 32 i of the index. Only a broker writes units, and a message sender
-cannot forge them, so each unit proves the position of an entry, as a consume queue entry does for a
-message.
+The index has a unit of 32 bytes for each entry; that of entry i starts at byte 32 i. Only a broker
+writes units, and a message sender cannot forge them, so each unit proves the position of an entry,
+as a consume queue entry does for a message.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ if TYPE_CHECKING:
 
 UNIT_SIZE = dledger.INDEX_UNIT.size
 PAGE = 1 << 15
-"""Units read at a time."""
+"""Number of units that are read at a time."""
 _MAX_CHECKPOINT_SIZE = 1 << 16
 _MAX_UNITS = 1 << 16
-"""Maximum number of units that are read at once; requested indexes that span more are damaged."""
+"""Maximum range of entry indexes in one request: indexes that are further apart are damaged."""
 
 
 class IndexUnits(NamedTuple):
-    """Units (`dledger.INDEX_UNIT`, structured) of the entries from index ``first`` on."""
+    """Units (`dledger.INDEX_UNIT`, structured) of consecutive entries; ``first``: the entry index
+    of the first unit.
+    """
 
     first: int
     rows: Array
 
 
 def entry_of(log: CommitLog, physical_offset: int) -> dledger.EntryHeadRecord | None:
-    """Return the header of the entry around the record at a physical offset; None if the record is
-    in a plain file, or its header is invalid.
+    """Return the header of the DLedger entry that contains the record at a physical offset; None if
+    the record is in a plain file, or the header is invalid.
 
     Raises: StoreIOError.
     """
@@ -94,9 +96,9 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """``end_index`` and ``committed_index``; None if missing.
+        """``end_index`` and ``committed_index``; None if the checkpoint is missing.
 
-        Raises: FormatError if neither the file nor its copy contains them.
+        Raises: FormatError if neither the file nor its backup contains them.
         """
         files = [file for file in (self.own_checkpoint, self._saved("checkpoint.bak")) if file]
         best = next((file for file in files if isinstance(file, dict)), None)
@@ -106,7 +108,9 @@ class Node:
 
     @cached_property
     def own_checkpoint(self) -> dict[str, int] | FormatError | None:
-        """The checkpoint file without its copy, as DLedger reads it; the error if it is damaged."""
+        """The content of the checkpoint file, ignoring its backup as DLedger does; the error if the
+        file is damaged; None if it is missing.
+        """
         return self._saved("checkpoint")
 
     def _saved(self, name: str) -> dict[str, int] | FormatError | None:
@@ -120,8 +124,8 @@ class Node:
 
 
 class UnitReader(Closing):
-    """Reader of the units of entries that are requested in ascending order. Missing units read as
-    zeros.
+    """Reads the units of entries whose indexes are requested in ascending order. A missing unit
+    reads as zeros.
     """
 
     def __init__(self, node: Node | None) -> None:

@@ -1,7 +1,8 @@
 """The start and end of the readable log, found without reading all of it.
 
-The last rows of the queues point close to the end; from there, or from the start of the last file
-with content, the frames are scanned. Zeros of preallocated files are skipped.
+The last entries of the queues point close to the end of the log. The scan of the frames starts
+where they point, or at the start of the last file with content. Zeros of preallocated files are
+skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _FIRST_CHUNK = 64 << 10
 
 
 class LogAndQueues(Protocol):
-    """The part of a store that is needed: its log, and its queues by topic and queue id."""
+    """The interface of a store that is needed here: its log, and its queues by topic and queue
+    id.
+    """
 
     @property
     def log(self) -> CommitLog: ...
@@ -55,8 +58,8 @@ def used_size(source: Source) -> int:
 
 
 def last_dispatched(store: LogAndQueues) -> int | None:
-    """Return the physical offset of the frame of the last record to which the last entry of a queue
-    provably points.
+    """Return the physical offset of the last frame to which the last entry of a queue provably
+    points; None if no last entry points to a record.
     """
     rows = []
     for queue in store.known_queues.values():
@@ -75,7 +78,9 @@ def last_dispatched(store: LogAndQueues) -> int | None:
 
 
 def find_end(store: LogAndQueues) -> LogEnd:
-    """Return the end of the log on disk: records after damage count, garbage does not."""
+    """Return the end of the log on disk: after the last provable record, including records after
+    damage.
+    """
     log = store.log
     hint = last_dispatched(store) or 0
     troubles = []
@@ -97,7 +102,8 @@ def find_end(store: LogAndQueues) -> LogEnd:
 
 
 def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] | None:
-    """Return (offset, end, whether a blank record closes the file) of the last record in a file.
+    """Return (physical offset, end, whether a blank record closes the file) of the last record in a
+    file; None without a record.
 
     ``start`` is a position at which a record is known to start, or 0.
     """
@@ -114,7 +120,7 @@ def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] |
 
 
 def first_record(log: CommitLog) -> Record | None:
-    """Return the first provable record of the log; None if it is missing or unreadable."""
+    """Return the first provable record of the log; None if the log has no readable record."""
     for number in range(len(log.files)):
         try:
             # Read no further than that record: the zeros of a preallocated file are skipped.

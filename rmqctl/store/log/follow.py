@@ -1,7 +1,7 @@
 """Following a store to which a broker appends: new messages are yielded once they are complete.
 
-`GrowingLog` determines the current end of the log. A log that was truncated or recreated is
-recognized because the last shown messages are no longer at their offsets.
+`GrowingLog` determines the current end of the log. If the last shown messages are no longer at
+their offsets, the log was truncated or recreated.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
 _REMEMBERED = 256
-"""Number of remembered messages, by which a truncated log and the offset to continue from are
-recognized.
+"""Number of shown messages that are remembered, to notice that the log was truncated and to find
+the offset from which to continue.
 """
 _MARK_SIZE = 80
 """Bytes of a record's header that identify it: they include size, CRC, offsets and times."""
 
 
 class _Mark(NamedTuple):
-    """A shown message: its position, size and first bytes."""
+    """A message that was shown: its physical offset, its size, and its first bytes."""
 
     offset: int
     size: int
@@ -41,10 +41,10 @@ class _Mark(NamedTuple):
 
 
 class Follower:
-    """`poll` yields the messages since the last call; it never waits.
+    """Yields new messages: each `poll` yields those since the last call and never waits.
 
-    ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to continue
-    from, ``clock`` a monotonic clock in seconds, ``witness`` as for a `GrowingLog`.
+    ``folders`` are the log's folders; ``start`` is the physical offset (a frame border) from which
+    to continue; ``clock`` is monotonic, in seconds; ``witness``: see `GrowingLog`.
     """
 
     def __init__(self, folders: list[str], start: int, report: Report,
@@ -62,14 +62,14 @@ class Follower:
         self._failed = ""
 
     def remember(self, records: list[Record]) -> None:
-        """Remember messages that were already shown: they reveal a change of the log."""
+        """Remember messages that were already shown, so that a change of the log is noticed."""
         for record in records[-_REMEMBERED:]:
             self._shown.append(_Mark(record.physical_offset, record.total_size,
                                      build(record)[:_MARK_SIZE]))
 
     def poll(self) -> Iterator[Record]:
-        """Yield the messages that have become complete, in order. Problems are reported
-        immediately.
+        """Yield the messages that are complete since the last call, in order. Problems are reported
+        as soon as they are found.
         """
         try:
             self._files = self._log.files()
@@ -94,7 +94,7 @@ class Follower:
     # -- has the log changed under us -----------------------------------------------------------
 
     def _check_shown(self) -> None:
-        """Go back to the last message that still exists, if the newest one does not."""
+        """If the last shown message no longer exists, go back to the last one that does."""
         if not self._files or not self._shown or self._is_there(self._shown[-1]):
             return
         lost = self._shown[-1]
@@ -129,8 +129,8 @@ class Follower:
     # -- what has come --------------------------------------------------------------------------
 
     def _records_up_to(self, reached: int) -> Iterator[Record]:
-        """Yield the messages in ``[next, reached)``, up to a border from the log, and advance
-        `next`.
+        """Yield the messages from `next` to ``reached``, which is a frame border, and move `next`
+        forward to it.
         """
         if self.next < reached:
             self._files = self._log.files()
@@ -146,8 +146,8 @@ class Follower:
                 return
 
     def _records_of(self, file: StoreFile, reached: int) -> Iterator[Record]:
-        """Yield the messages of one file. Other bytes are damage once it is known what follows
-        them.
+        """Yield the messages of one file. Bytes between them are reported as damage once it is
+        known that a message or another file follows.
         """
         with file.open() as source:
             for batch in Walk(source, self.next - file.base, reached - file.base):
@@ -178,7 +178,9 @@ class Follower:
         self._undecided = 0
 
     def _pass_gap(self) -> bool:
-        """Continue after a gap in the log; return False if the log has become shorter."""
+        """Move `next` past a gap in the log; return False if no file follows, because the log has
+        become shorter.
+        """
         base = self._next_base()
         if base is None:
             return False

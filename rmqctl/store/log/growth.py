@@ -1,11 +1,11 @@
-"""The readable part of a log that is being written, divided into slices between frame borders.
+"""The readable part of a log that is being written, divided into slices at frame borders.
 
 A broker writes front to back with one thread, so everything before a written byte is final. The
-first bytes that are not a complete record are the record being written. They are damage only if the
-next file is in use, or if nothing has changed for a while and records follow them. Such records
-must not be frames in the body of the record being written, so consume queue entries and index
-entries must point to them; a broker adds these in the order of the log. Nothing is locked and
-nothing is kept open between two calls.
+first bytes that are not a complete record belong to the record that is being written. They count as
+damage only if the next file is in use, or if nothing has changed for a while and records follow.
+Such a record may be a copy in the body of the record being written, so consume queue entries and
+index entries must point to it; a broker adds these in the order of the log. Nothing is locked, and
+no file stays open between two calls.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rmqctl.store.log.borders import (
 )
 
 PATIENCE = 2.0
-"""Seconds after which the bytes after an incomplete record are read."""
+"""Seconds after which the bytes after an incomplete record are examined."""
 STEP = 64 << 20
 _WHOLE_FILES = 256
-"""Number of slices from which on slices are entire files: finding smaller slices would need a scan
-of all files.
+"""Number of slices above which each slice is an entire file: finding smaller slices would need a
+scan of all files.
 """
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds for which the files of a log are not listed again if its end has no new data, or only a
-part of a record.
+"""Seconds before the files of a log are listed again: if its end has no new data, and if it has
+only a part of a record.
 """
 
 
@@ -53,7 +53,9 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A position after which no record is complete, and the time (clock) to examine it again."""
+    """A position at which no complete record starts, and when (by the clock) to examine it
+    again.
+    """
 
     position: int
     due: float
@@ -62,7 +64,9 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A position without new data: ``head``: the first bytes there; valid ``until`` (clock)."""
+    """A position without new data. ``head``: the first bytes at the position; ``until``: the time
+    (by the clock) at which the files are listed again.
+    """
 
     file: StoreFile
     position: int
@@ -73,10 +77,10 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` is called with a text about skipped bytes, ``lost`` (default: ``tell``) with a text
-    about ranges that are no longer in a file, or about a log that has become shorter than the bytes
-    already read. ``clock`` is monotonic, in seconds. ``witness`` creates the store's evidence on
-    record positions at each check; without it, only the folders are used.
+    ``tell`` is called with a text about skipped bytes; ``lost`` (default: ``tell``) with a text
+    about ranges that are no longer in a file, or about a log that ends before a position that was
+    already read. ``clock`` is monotonic, in seconds. ``witness`` creates, at each check, the
+    evidence of the store's entries on record positions; without it, only the log itself is read.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -90,12 +94,13 @@ class GrowingLog:
         self._idle: _Idle | None = None
         self._reported: int | None = None
         self.torn = False
-        """True if the last `advance` ended before incomplete data."""
+        """Whether incomplete data follows the end of the last `advance`."""
         self.stuck = False
-        """True if that data has not changed for `PATIENCE`, and nothing complete follows it."""
+        """Whether that incomplete data has not changed for `PATIENCE`, and no complete record
+        follows it."""
 
     def files(self) -> list[StoreFile]:
-        """Return the files of the log, in order.
+        """Return the files of the log, sorted by name.
 
         Raises: StoreIOError if a folder cannot be listed.
         """
@@ -115,14 +120,14 @@ class GrowingLog:
         return files[0].base if files else 0
 
     def last_file(self) -> int:
-        """Return the base of the last file in use, which is close to the end of the log."""
+        """Return the base offset of the last file in use, which is close to the end of the log."""
         files = self.files()
         number = last_in_use(files)
         return files[max(number, 0)].base if files else 0
 
     def border(self, physical: int) -> int:
-        """Return the first border at or after any physical offset; an offset in no file is returned
-        as it is.
+        """Return the first border at or after a physical offset; if no file contains the offset,
+        return it unchanged.
 
         Raises: StoreIOError.
         """
@@ -136,10 +141,10 @@ class GrowingLog:
                 least: bool = True) -> int:
         """Return the furthest border that can be reached from the border ``position``.
 
-        ``limit`` is the last physical offset to reach; with ``least`` the first frame counts even
-        if it extends further. ``patient``: whether no process writes any more, so that records
-        after damage count at once. Missing parts at the start or between files are skipped
-        (`pieces` reports them).
+        ``limit`` is the last physical offset to reach; with ``least``, the first frame counts even
+        if it extends beyond ``limit``. ``patient``: whether no process writes to the log any more,
+        so that records after damage count at once. Missing files are skipped; `pieces` reports
+        them.
 
         Raises: StoreIOError.
         """
@@ -158,9 +163,9 @@ class GrowingLog:
         return reached
 
     def _is_idle(self, position: int) -> bool:
-        """Return whether the last check was recent, and no data was added since.
+        """Return whether the last check was recent, and no data was added since then.
 
-        An idle log is polled a hundred times a second, and its folders are not listed then.
+        An idle log is polled a hundred times a second, so its folders are not listed each time.
         """
         idle = self._idle
         if idle is None or idle.position != position or self._clock() >= idle.until:
@@ -222,7 +227,7 @@ class GrowingLog:
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
-        """Return the furthest border inside the last file: up to incomplete or never written
+        """Return the furthest border inside the last file: the start of incomplete or unwritten
         bytes.
         """
         with file.open() as source:
@@ -248,7 +253,9 @@ class GrowingLog:
             return reached
 
     def _is_due(self, position: int) -> bool:
-        """Return whether nothing has changed at ``position`` for a while; the interval grows."""
+        """Return whether nothing has changed at ``position`` for a while; each further check waits
+        longer.
+        """
         now = self._clock()
         if self._waiting is None or self._waiting.position != position:
             self._waiting = _Waiting(position, now + PATIENCE, PATIENCE)
@@ -259,10 +266,10 @@ class GrowingLog:
         return True
 
     def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[LogSlice]:
-        """Yield ``[start, end)``, between two borders, in slices of about ``step`` bytes within
-        files.
+        """Divide the log from ``start`` to ``end``, both frame borders, into slices of about
+        ``step`` bytes. No slice extends over two files.
 
-        The slices depend only on the two borders and the log. Missing ranges are reported.
+        The slices depend only on ``start``, ``end`` and the log. Missing ranges are reported.
         """
         files = self.files()
         position = start

@@ -1,9 +1,9 @@
 """Cache of the physical offsets to which queue entries or index entries point, in log order.
 
-In a store of usual size all pointers are read once, sorted and kept in memory. For a larger store
-the log is divided into cells with about the same number of pointers; a cell is read and sorted at
-its first use, and the last few cells are kept. Look-ups are mostly in log order, so every page of
-entries is read about once, independent of the number of look-ups.
+In a store of usual size all pointers are read once, sorted and kept in memory. For a larger store,
+the log is divided into cells with about the same number of pointers. A cell is read and sorted when
+it is first used, and the most recently used cells are kept. Look-ups are mostly in log order, so
+every page of entries is read about once, whatever the number of look-ups.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Pair = tuple[Array, Array]
 NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 CELL = 1 << 20
-"""Approximate number of pointers of a cell (16 MiB)."""
+"""Approximate number of pointers in a cell, which take 16 MiB."""
 MAX_HELD = 4 << 20
-"""Maximum number of pointers of all kept cells."""
+"""Maximum number of pointers in all cached cells together."""
 _MAX_CELLS = 3
-"""Maximum number of cells that one look-up joins."""
+"""Maximum number of cells that one look-up uses; a larger range is read without the cache."""
 _SAMPLED = 256
-"""Sampling interval: one in this number of pointers of a page is used to find the borders of
-cells.
-"""
+"""One in this number of pointers of a page is sampled to find the borders of cells."""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
 
 
 class CellCache:
-    """Sorted cells of some `Pages`; the least recently used cell is dropped first."""
+    """Cache of the sorted cells of several `Pages`; the least recently used cell is dropped
+    first.
+    """
 
     def __init__(self) -> None:
         self._cells: OrderedDict[tuple[int, int], Pair] = OrderedDict()
         self._count = 0
 
     def get(self, key: tuple[int, int], read: Callable[[], Pair]) -> Pair:
-        """Return the kept value of a key, or read it."""
+        """Return the cached value of a key; if it is not cached, read it and add it."""
         pair = self._cells.get(key)
         if pair is None:
             pair = self._cells[key] = read()
@@ -56,9 +56,9 @@ class CellCache:
 
 
 class Pages:
-    """Pages of entries, with the first and the last physical offset to which each page points.
+    """Pages of entries, each with the first and last physical offset to which it points.
 
-    ``large``: rows of the largest sizes. ``held``: the cache that several `Pages` share.
+    ``large``: entries with the largest sizes. ``held``: the cache that several `Pages` share.
     """
 
     def __init__(self, held: CellCache | None = None) -> None:
@@ -68,8 +68,8 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """The pointers of all pages added so far; None if they are incomplete or more than one
-        cell.
+        """The pointers of all pages added so far; None once they are more than a cell or were
+        used.
         """
         self._samples: list[Array] = []
         self._count = 0
@@ -77,8 +77,8 @@ class Pages:
         self._borders: Array | None = None
 
     def add(self, read: Callable[[], Pair]) -> None:
-        """Add one more page; all pages must be added before the first look-up. ``read`` returns the
-        page's (physical offset, value) pairs in any order, but the same each time.
+        """Add a page; all pages must be added before the first look-up. ``read`` returns the page's
+        (physical offset, value) pairs in any order that does not change between calls.
         """
         places, values = read()
         if not len(places):
@@ -116,7 +116,7 @@ class Pages:
         return joined(parts)
 
     def _cells(self) -> Array:
-        """Return the ends of the cells."""
+        """Return the physical offsets at which the cells after the first one begin."""
         if self._borders is None:
             samples = np.sort(np.concatenate([NOTHING[0], *self._samples]))
             step = max(1, len(samples) * CELL // max(self._count, 1))
@@ -127,7 +127,7 @@ class Pages:
         return self._borders
 
     def _cell(self, number: int) -> Pair:
-        """Return the pairs of a cell, ascending."""
+        """Return the pairs of a cell in ascending order."""
         borders = self._cells()
         if not len(borders):
             fresh, self._fresh = self._fresh, None
@@ -137,7 +137,9 @@ class Pages:
                              int(borders[number]) - 1 if number < len(borders) else _INT64_MAX)
 
     def _between(self, start: int, last: int) -> Pair:
-        """Read and return the pairs with an offset from ``start`` to ``last``, ascending."""
+        """Read the pairs with an offset from ``start`` to ``last`` and return them in ascending
+        order.
+        """
         assert self._bounds is not None
         low, high = self._bounds
         parts = []
@@ -149,7 +151,7 @@ class Pages:
 
 
 def joined(parts: list[Pair]) -> Pair:
-    """Return several results concatenated."""
+    """Return the concatenation of several results."""
     parts = [part for part in parts if len(part[0])] or parts[:1]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
@@ -158,7 +160,7 @@ def joined(parts: list[Pair]) -> Pair:
 
 
 def merged(parts: list[Pair]) -> Pair:
-    """Return several ascending results merged into one."""
+    """Merge several ascending results into one."""
     parts = [part for part in parts if len(part[0])]
     return joined(parts) if len(parts) < 2 else _sorted(parts)
 

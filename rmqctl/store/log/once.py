@@ -1,7 +1,7 @@
-"""A cached property without a lock, as in Python 3.12 and later.
+"""A cached property that does not lock, like `functools.cached_property` of Python 3.12 and later.
 
-In earlier versions one lock per property serves all instances. Two threads with a store each would
-deadlock if one computes ``log`` for its snapshot and the other the snapshot for its log.
+In earlier versions, all instances share one lock per property. Two threads with a store each would
+deadlock if one computed ``log`` for its snapshot while the other computed ``snapshot`` for its log.
 """
 
 from __future__ import annotations

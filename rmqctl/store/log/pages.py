@@ -1,4 +1,6 @@
-"""The complete log in physical order, filtered page by page; damage is reported and skipped."""
+"""The complete log in physical order, page by page, filtered by conditions; damage is reported and
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from rmqctl.store.queue.rows import CLOCK_SLACK
 
 
 class LogSelection(Protocol):
-    """The part of a selection that limits the search to a part of the log."""
+    """The part of a selection that limits which part of the log is searched."""
 
     @property
     def from_phy(self) -> int | None: ...
@@ -37,8 +39,8 @@ def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
 
     The time range of a file starts at its first record's store time and ends at the first store
     time of the next file. A broker's clock may have been set back, so a file is omitted only if its
-    range differs from the requested times by more than `CLOCK_SLACK`; within the files every
-    message is examined.
+    time range is more than `CLOCK_SLACK` away from the requested times. Within a file every message
+    is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -76,8 +78,8 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
     """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file is reported once. ``advance`` is called
-    with the number of examined bytes, batch by batch. ``left``: the parts of a log file that may
-    contain such messages.
+    with the number of examined bytes, batch by batch. ``left`` returns the parts of a log file that
+    may contain such messages; other parts are not read.
     """
     # Report files that cannot be opened before anything is read.
     log = view.store.log
@@ -130,10 +132,10 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
 
 
 class _Spans:
-    """The byte ranges between the messages, collected until it is known whether messages follow.
+    """Collects the byte ranges between messages until it is known whether another message follows.
 
-    Zeros and bytes after the last message are the unused rest of the log, or a record that a
-    running broker is writing; the same bytes before another message are damage.
+    Zeros and other bytes after the last message are unused space, or a record that a broker is
+    writing. If a message follows, the same bytes are damage.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -153,7 +155,7 @@ class _Spans:
         self._open.clear()
 
     def finish(self) -> None:
-        """Report the spans that are still open: no message follows them."""
+        """Report the remaining spans, which no message follows."""
         damaged = [span for span in self._open if span.kind == DAMAGED]
         lock = self._view.store.lock if damaged else None
         for span in damaged:

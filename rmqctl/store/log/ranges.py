@@ -1,9 +1,9 @@
 """The log divided into ranges that several threads process, with results in order.
 
 Each range except a file's first starts at the first provable record at or after a nominal offset.
-The real end of the previous range is known only when that range is done; if it differs from the
-start of the next range, the next range is scanned again from there. So results never depend on the
-number of threads.
+The exact end of a range is known only after it was scanned. If it differs from the start of the
+next range, the next range is scanned again from that end. So results never depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ RANGE_SIZE = 64 << 20
 
 
 class LogFileRange(Protocol):
-    """``size`` bytes of a log from physical offset ``base`` on, as they are or as a repair would
-    leave them.
+    """A file of the log (``size`` bytes from physical offset ``base`` on), either as it is on disk
+    or as a repair would leave it.
     """
 
     @property
@@ -41,10 +41,10 @@ F = TypeVar("F", bound=LogFileRange)
 
 @dataclass(frozen=True, slots=True)
 class FileRange(Generic[F]):
-    """Positions ``[start, end)`` of one log file; ``resync``: whether ``start`` may be inside a
+    """Positions ``[start, end)`` of one log file. ``resync``: whether ``start`` may be inside a
     record.
 
-    ``until``: the end of zeros after ``end``, which this range covers too.
+    ``until``: the end of the zeros that follow ``end``; they belong to this range, too.
     """
 
     file: F
@@ -59,19 +59,17 @@ class FileRange(Generic[F]):
 
     def walk(self, source: Source, *, no_stale: bool = False,
              sound: Sound | None = None) -> TolerantWalk:
-        """Return the scan of the range; a frame belongs to the range in which it starts."""
+        """Return a scan of the range; a frame belongs to the range in which it starts."""
         return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
                             no_stale=no_stale, sound=sound)
 
     def from_seam(self, start: int) -> Self:
-        """Return the range with a ``start`` that is known to be the start of a frame."""
+        """Return the range with another ``start``, which is known to be the start of a frame."""
         return replace(self, start=start, resync=False)
 
 
 class WorkResult(Protocol):
-    """The result of a range, with the positions ``[first, position)`` of the frames that were
-    processed.
-    """
+    """The result of processing a range; its frames are at positions ``[first, position)``."""
 
     first: int
     position: int
@@ -86,20 +84,22 @@ Results = Generator[tuple[FileRange[F], P], None, None]
 class Pool(Protocol):
     """Interface of the workers that run tasks: threads of this process, or a cluster.
 
-    A task may run more than once, on any machine that sees the same files; only one of its results
-    is used. So a task that writes files gives them new names each time and returns these names.
-    Results pass through the memory of the caller: keep them small.
+    A task may run more than once, on any machine that can read the same files, and only one of its
+    results is used. So a task that writes files must use new file names at each run, and return
+    them. Results are kept in the caller's memory and should be small.
     """
 
     @property
     def jobs(self) -> int:
-        """Return how many tasks run at a time, which determines the size of ranges."""
+        """Return the number of tasks that run at the same time; the size of ranges depends on
+        it.
+        """
         ...
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yield (task, result) in the order of the tasks. ``work`` and tasks must be picklable.
 
-        Raises: the exception of a task, JobError for a killed worker.
+        Raises: the exception of a task; JobError if a worker was killed.
         """
         ...
 
@@ -122,11 +122,11 @@ class Threads:
 
 def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
           stop: int | None = None) -> Iterator[FileRange[F]]:
-    """Yield the ranges of log files in order, each of about ``size`` bytes, without zeros at file
-    ends.
+    """Divide log files into ranges of about ``size`` bytes, in order, without the zeros at the ends
+    of files.
 
-    They cover physical offsets from ``begin`` to ``stop`` (None: the end). ``begin`` must be a
-    frame border, or in no file.
+    The ranges cover the physical offsets from ``begin`` to ``stop`` (None: the end of the log).
+    ``begin`` must be a frame border or an offset that no file contains.
 
     Raises: StoreIOError.
     """
@@ -141,7 +141,7 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
 
 
 def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[FileRange[F]]:
-    """Yield the ranges of one file from position ``first`` on, at least one of them.
+    """Yield the ranges of one file from position ``first`` on; at least one range.
 
     Bytes from ``used`` to ``until`` are zero.
     """
@@ -156,11 +156,12 @@ def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[File
 def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], jobs: int = 1,
              progress: Callable[[int], None] | None = None,
              pool: Pool | None = None) -> Results[F, P]:
-    """Return (range, result of ``work``) in order, with matching seams.
+    """Yield (range, result of ``work``) in order; each range starts where the previous one ended.
 
-    ``work`` must be a picklable function of the range alone. With one job each range starts at the
-    end of the previous one, without any search. ``progress`` is called with the number of bytes
-    done. A ``pool`` does the work instead of ``jobs`` threads.
+    ``work`` must be a picklable function whose only argument is the range. With one job, each range
+    starts at the end of the previous one, so no start must be searched for. ``progress`` is called
+    with the number of bytes done. If ``pool`` is given, it does the work instead of ``jobs``
+    threads.
 
     Raises: StoreIOError.
     """

@@ -1,7 +1,7 @@
-"""The last messages of a store, found from the end without a scan of the log.
+"""The last messages of a store, found from the end of the log without scanning all of it.
 
-Growing windows are read backwards; each begins at its first record. If the requested topic is not
-among the newest messages, its consumequeue points further back.
+The log is read backwards in windows that grow; each window begins at its first record. If the
+newest messages do not include the requested topic, its consumequeue is used to find older ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Bytes of the log that are searched before a topic's consumequeue is used: a broker's dispatch
-never lags that far.
+"""Bytes of the log that are searched before a topic's consumequeue is used: the consumequeue of a
+broker that is still dispatching never lags further.
 """
 _REMEMBERED = 64
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
-    """Return a selection as conditions on records, for readers that do not follow queues."""
+    """Convert a selection to conditions on records, for readers that do not read queues."""
     conditions = []
     topic = selection.topic
     if topic is not None and topic.startswith(props.LMQ_PREFIX):
@@ -55,7 +55,8 @@ def conditions_of(selection: Selection) -> list[Condition]:
 class Tail:
     """The newest messages of a selection; `end` is the physical offset at which the log continues.
 
-    ``follow``: the log will be followed, so an incomplete last message is left to `follower`.
+    ``follow``: whether the caller continues with `follower`, which then handles an incomplete last
+    message.
     """
 
     def __init__(self, view: View, selection: Selection, report: Report, *,
@@ -65,7 +66,8 @@ class Tail:
         self._log = view.store.log
         self._conditions = conditions_of(selection)
         self.end = self._log.min_offset
-        """Physical offset after the last message or blank: new records are appended there."""
+        """The physical offset after the last message or blank record, where new records are
+        appended."""
         self.torn: list[Span] = []
         """Spans after the last message that are not messages: the record being written, or damage.
         """
@@ -73,7 +75,7 @@ class Tail:
         self._has_end = False
 
     def last(self, count: int) -> list[Record]:
-        """Return the last ``count`` messages, oldest first. Unreadable files are reported."""
+        """Return the last ``count`` messages, oldest first; report unreadable files."""
         newest_first: list[list[Record]] = []
         left = count
         for records in self._windows():
@@ -91,7 +93,7 @@ class Tail:
         return [record for records in reversed(newest_first) for record in records]
 
     def follower(self, report: Report) -> Follower:
-        """Return a follower that continues after the last messages. Call it after `last`."""
+        """Return a `Follower` that continues after the last messages. Call `last` first."""
         store = self._view.store
         follower = Follower(store.log_folders, self.end, report,
                             witness=partial(store.new_witness, current=True))
@@ -174,8 +176,8 @@ class Tail:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _through_queues(self, count: int) -> list[Record] | None:
-        """Return the last messages of the topic before the part already read; None without
-        queues.
+        """Return the last messages of the topic that are before the part of the log already read,
+        found through its queues; None if it has no queues.
         """
         topic = self.selection.topic
         assert topic is not None

@@ -1,7 +1,8 @@
 """Runs tasks in threads of this process; results are in the order of the tasks.
 
-The loops over bytes (the kernel's, NumPy's, `pread`) run without the GIL, so threads share the
-cores. This is not the standard library's pool, which loads three times as many modules.
+The loops over bytes (in the kernel extension, NumPy and `pread`) run without the GIL, so threads
+use several cores. The standard library's thread pool is not used, because it imports three times as
+many modules.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_THREADS = 4
-"""Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads hardly
-help. Each of them has buffers, columns and a result of its own, so this bounds memory."""
+"""Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads
+hardly help. Each thread has its own buffers, columns and result, so this limits memory, too."""
 _LOOK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
     """Yield (task, result) in the order of the tasks, which ``jobs`` threads (at most
-    `MAX_THREADS`) work on.
+    `MAX_THREADS`) carry out.
 
-    One task more than there are threads is in progress, so memory stays flat. When this generator
-    ends, for any reason, all threads have ended; running tasks end at their next read
-    (`rmqctl.scan.stopping`).
+    The number of tasks in progress is at most one more than that of the threads, so memory stays
+    flat. When this generator ends, for any reason, all threads have ended; running tasks end at
+    their next read (`rmqctl.scan.stopping`).
 
-    Raises: the exception of a task, when its turn comes.
+    Raises: the exception of a task, when its result would be yielded.
     """
     crew: _Crew[T, R] = _Crew(work)
     waiting: deque[_Slot[T, R]] = deque()
@@ -104,7 +105,7 @@ class _Crew(Generic[T, R]):
         ending.note(self)
 
     def start_one(self) -> bool:
-        """Start one more thread; return False if the system provides none."""
+        """Start one more thread; return False if the system refuses to start one."""
         # Use the caller's context, so that the refusals that it collects (errors.refusals) include
         # those of threads. Daemon threads let a run end even if its results were not closed.
         thread = threading.Thread(target=copy_context().run, daemon=True,
@@ -129,8 +130,8 @@ class _Crew(Generic[T, R]):
 
 def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
            stop: stopping.Stop) -> None:
-    """Run a thread. It has no reference to its crew, which is released when no caller needs it any
-    more.
+    """Run a thread. It has no reference to its crew, so that the crew is released when no caller
+    needs it.
     """
     # Ctrl-C and SIGTERM belong to the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -1,8 +1,9 @@
-"""The evidence of consumequeues, index and DLedger's index on where records are in the log.
+"""The evidence that consumequeues, index and DLedger's index give on the positions of records in
+the log.
 
-The evidence is used only after damage. The first look-up reads all entries once
-(`rmqctl.store.log.leads` keeps them). Each entry is evaluated separately, so a damaged entry
-affects no other. An index file is read only if the range in its header covers the offset.
+It is used only at damage. The first look-up reads all entries once, and `rmqctl.store.log.leads`
+caches them. Each entry is evaluated separately, so a damaged entry does not affect the others. An
+index file is read only if the range of offsets in its header includes the requested one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceStore(Protocol):
-    """The part of a store that is needed: see `rmqctl.store.store.Store`."""
+    """The interface of a store that is needed: see `rmqctl.store.store.Store`."""
 
     @property
     def log(self) -> CommitLog: ...
@@ -56,16 +57,16 @@ class EvidenceStore(Protocol):
 _Part = tuple[ConsumeQueue, int, int]
 _PAGE, _MIN_PAGE = 1 << 15, 1 << 9
 _MAX_READ = 16 << 20
-"""Bytes of the largest record that is read as evidence."""
+"""Maximum bytes of a record that is read as evidence."""
 _ENTRIES = 512
 """Number of entries of a queue that are read at once when some of them are requested."""
 _NEAR = 8192
-"""Number of messages of an adjacent file that are read for queue offsets."""
+"""Maximum number of messages of an adjacent file that are read to learn queue offsets."""
 
 
 class _IndexPages:
-    """Index files as evidence: the entries of a file are read at the first look-up of an offset
-    that its header covers.
+    """Index files as evidence. The entries of a file are read at the first look-up of an offset in
+    the range that its header gives.
     """
 
     def __init__(self, files: Iterable[_IndexFileEntries], held: CellCache) -> None:
@@ -91,8 +92,8 @@ class _IndexPages:
 
 
 class _IndexFileEntries(NamedTuple):
-    """An index file, the position of its first entry, the number of entries, and the range of
-    offsets in its header.
+    """The entries of an index file: the position of the first entry, the number of entries, and the
+    range of offsets in the file's header.
     """
 
     file: StoreFile
@@ -106,7 +107,7 @@ class StoreWitness:
     """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens the store; the witness is
     picklable if ``opener`` is.
 
-    All readers of a log, including threads, share one witness, which serves one look-up at a time.
+    All readers of a log, including threads, share one witness, which handles one look-up at a time.
     """
 
     def __init__(self, opener: Callable[[], EvidenceStore], given: int | None = None,
@@ -123,8 +124,8 @@ class StoreWitness:
         self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
-        """Callback that receives the opened store, to share known facts about its queues with it;
-        not pickled.
+        """Callback that receives the opened store and shares with it what is known about its
+        queues; not pickled.
         """
 
     def __reduce__(self) -> Any:
@@ -139,8 +140,8 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """Maximum record size: the given size, else the broker's setting, or the size of the
-        largest record with an entry.
+        """Maximum size of a record: the given one; else the broker's setting, or the largest size
+        in an entry.
         """
         if self._given is not None:
             return self._given
@@ -220,8 +221,8 @@ class StoreWitness:
         return unit.physical_offset, unit.size
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
-        """Return the physical offset at which a queue began: its entries prove nothing about
-        messages of an earlier queue of that name.
+        """Return the physical offset at which a queue began. Its entries prove nothing about
+        earlier messages, which belong to a deleted queue with the same name.
         """
         from rmqctl.store.queue.search import begun_at  # only after damage
 
@@ -314,8 +315,8 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness, without evidence from earlier files, since each would need
-    the file before it, back to the first.
+    """The evidence of another witness, except for queue offsets learned from earlier files: to read
+    one file for them would require reading the file before it, and so on back to the first.
     """
 
     def __init__(self, witness: StoreWitness) -> None:
@@ -333,7 +334,7 @@ class _WithoutThePast(StoreWitness):
 
 
 def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]]:
-    """Yield parts of the queues, ``page`` entries at a time: there may be many queues with few
+    """Yield parts of the queues that together have about ``page`` entries: many queues may have few
     entries each.
     """
     parts: list[_Part] = []
