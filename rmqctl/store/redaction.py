@@ -1,8 +1,9 @@
 """Redaction of user data in messages: ``--redact``.
 
-Digests replace bodies, keys, unique keys, values of properties that applications set, addresses,
-and ids and checksums that would reveal them. Topics, groups, tags, times, offsets, flags and sizes
-stay. Equal values have equal digests under one key, and guesses cannot be tested without the key.
+Digests replace bodies, keys, unique keys, the values of properties that applications set,
+addresses, and ids and checksums that would reveal any of these. Topics, groups, tags, times,
+offsets, flags and sizes are not redacted. Equal values have equal digests under the same key;
+without the key, a guessed value cannot be tested.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ KEPT = frozenset((
     "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
     "prepared_transaction_offset", "store", "file", "position", "source", "source_offset",
     "placement", "duplicate", "decoded_as"))
-"""Fields that are not redacted. All others, including new fields, are redacted until they are added
-here.
+"""Fields that are not redacted. A field that is not in this list, such as a new one, is
+redacted.
 """
 KEPT_PROPERTIES = frozenset((
     props.TAGS, props.DELAY, props.PREPARED, props.REAL_TOPIC, props.REAL_QUEUE_ID,
@@ -39,16 +40,16 @@ KEPT_PROPERTIES = frozenset((
     "TIMER_ROLL_TIMES", "WAIT", "PGROUP", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME",
     "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
-"""RocketMQ's own properties whose values are not redacted; of all other properties, only the name
+"""RocketMQ's own properties, whose values are not redacted. Of all other properties, only the name
 is shown.
 """
 CHECKED = frozenset(("tags",))
-"""Fields that are not redacted if their value is valid: no checksum covers properties, so a damaged
-value may include user data.
+"""Fields that are redacted only if their value is invalid: no checksum covers properties, so a
+damaged value may include user data.
 """
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""Characters that no valid value contains: if a separator is damaged, the value includes the next
-property.
+"""Characters that no valid value contains. If the separator after a value is damaged, the value
+includes the next property.
 """
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
@@ -56,14 +57,17 @@ _V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
             r"|(?<![\w:])(?:[0-9A-Fa-f]{1,4}:)*:[0-9A-Fa-f:]+")
 _IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f])"
 ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
-"""Addresses, and ids: message ids begin with the broker's address, unique keys with a client's."""
+"""Pattern of addresses, and of ids that contain one: message ids begin with the broker's
+address, unique keys with a client's."""
 QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _HOSTS = ("born_host", "store_host")
 
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """``key``: the key of the digests; random if digests of several runs need not be comparable."""
+    """Redacts values. ``key``: the key of the digests, random unless digests of several runs must
+    be comparable.
+    """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -74,8 +78,8 @@ class Redaction:
         return f"{MARK}:{digest}:{len(raw)}"
 
     def row(self, row: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
-        """Return a message object with digests for its redacted values; ``body``: the bytes, if the
-        row has the body.
+        """Return a message object whose redacted values are digests; ``body``: the stored bytes of
+        the body, if the row includes it.
         """
         out = {name: self.field(name, value) for name, value in row.items()}
         if "body" in out and body is not None:
@@ -83,7 +87,7 @@ class Redaction:
         return out
 
     def field(self, name: str, value: Any) -> Any:
-        """Return the displayed value of a field."""
+        """Return the value of a field as it may be shown."""
         if value is None or name in KEPT - CHECKED:
             return value
         if name in CHECKED:
@@ -110,17 +114,17 @@ class Redaction:
             value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def condition(self, name: str, value: str) -> str:
-        """Return the displayed form of a value with which a field is compared."""
+        """Return a value with which a field is compared, as it may be shown."""
         return value if name in KEPT else self.value(value)
 
     def text(self, text: str) -> str:
-        """Return a sentence without its quotations, addresses and ids."""
+        """Return a sentence with its quoted parts, addresses and ids redacted."""
         for pattern in (QUOTED, ADDRESSES):
             text = pattern.sub(lambda match: self.value(match.group()), text)
         return text
 
     def document(self, value: Any) -> Any:
-        """Return a JSON value with all its texts redacted like sentences."""
+        """Return a JSON value in which all texts are redacted like sentences."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -136,7 +140,8 @@ class Redaction:
 
 
 def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
-    """Return the redaction that ``--redact`` and ``--redact-key`` request.
+    """Return the redaction that the options ``--redact`` and ``--redact-key`` request; None without
+    them.
 
     Raises: UsageError, StoreIOError.
     """

@@ -1,8 +1,9 @@
-"""Losses of earlier repairs of a store that no filler in the log shows.
+"""Losses of earlier repairs of a store, as far as no filler in the log shows them.
 
 A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note to
-``.rmqctl/lost/ID.json``. A note may come from elsewhere, so it is bounded and validated, and it can
-only add to the reported losses. A note with invalid content is reported too: its loss is unknown.
+``.rmqctl/lost/ID.json``. A note may not have been written by rmqctl, so its size and content are
+checked, and it can only increase the reported losses. A note with invalid content is reported as an
+unknown loss.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from rmqctl.store.store_settings import FOLDER
 NOTE = "lost.json"
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MAX_PLACES = 100
-"""Maximum number of records that a note lists by position; others are only counted."""
+"""Maximum number of records that a note lists with their positions; further records are only
+counted."""
 OF_A_TIER = "tiered "
 """The prefix of the commands that repair a tier."""
 _FORMAT = 1
@@ -37,7 +39,7 @@ _HEAD = 4096
 
 
 class LostRecord(NamedTuple):
-    """The position and identity of a record. ``crc``: CRC-32 of its first bytes."""
+    """The position of a record, and what identifies it. ``crc``: CRC-32 of its first bytes."""
 
     offset: int
     size: int
@@ -50,9 +52,10 @@ class LostRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
-    """The loss of one repair: ``messages``, and ``undecided`` records that it discarded; both None
-    if its note is damaged. ``time`` in ms. ``places``: the positions of the first lost messages.
-    ``root``: the path of the store when it was repaired, None if the path is unchanged.
+    """The loss of one repair: the number of lost ``messages``, and of ``undecided`` records that it
+    discarded; both None if its note is damaged. ``time`` in ms. ``places``: the positions of the
+    first lost messages. ``root``: the path of the store when it was repaired; None if the store is
+    still at that path.
     """
 
     id: str
@@ -73,13 +76,15 @@ class RepairLoss:
                 "root": self.root}
 
     def build(self) -> bytes:
-        """Return the content of the note. ``root`` must be given."""
+        """Return the content of the note. ``root`` must not be None."""
         return json.dumps({**self.as_dict(), "format": _FORMAT,
                            "places": [list(place) for place in self.places]}).encode() + b"\n"
 
 
 class RepairLosses(NamedTuple):
-    """All losses, oldest first. ``more``: the number of notes that are not read."""
+    """The losses of all repairs, oldest first. ``more``: the number of further notes, which were
+    not read.
+    """
 
     losses: tuple[RepairLoss, ...] = ()
     more: int = 0
@@ -101,9 +106,9 @@ class RepairLosses(NamedTuple):
 
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
-    """Return the losses of repairs of the store at ``root`` that have not been restored since.
-    ``end``: the offset at which a repair has truncated the log. Without a ``log``, return the
-    losses of the tier at ``root``. Writes nothing.
+    """Return the losses of repairs of the store at ``root``, without messages that were restored
+    since. ``end``: the offset at which a repair has truncated the log. Without a ``log``, return
+    the losses of the tier at ``root``. Nothing is written.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
@@ -121,7 +126,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
 
 
 def pruned_notes(root: str) -> list[str]:
-    """Return the ids of pruned repairs whose note is kept, oldest first."""
+    """Return the ids of pruned repairs whose note still exists, oldest first."""
     return sorted((name.removesuffix(".json") for name in _names(os.path.join(root, PRUNED))
                    if _ID.fullmatch(name.removesuffix(".json"))), key=_order)
 
@@ -132,7 +137,7 @@ def _order(repair_id: str) -> tuple[str, int]:
 
 
 def _notes(root: str) -> Iterator[tuple[str, str]]:
-    """Yield (id, path of its note) of each repair that was applied and not undone."""
+    """Yield (id, path of the note) of each repair that was applied and not undone."""
     with_journal = set()
     for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
         folder = os.path.join(root, REPAIRS, repair_id)
@@ -197,7 +202,7 @@ def _text(value: Any) -> str:
 
 
 def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
-    """Return the loss without the records that are again at their positions, unchanged."""
+    """Return the loss without the records that are at their positions again, unchanged."""
     if log is None:
         return loss
     back = sum(_is_back(place, log, end) for place in loss.places)

@@ -1,8 +1,8 @@
-"""The disk usage of a store by structure and topic, and the growth of the log.
+"""The disk usage of a store by structure and topic, and the rate at which its log grows.
 
 The bytes of a topic in the log are the sum of the sizes in its queue entries, so the log need not
-be read. The remaining bytes have no entry: half messages and rollbacks, blank records, unused or
-damaged bytes.
+be read. The other bytes of the log have no entry: half messages and rollbacks, blank records,
+unused or damaged bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 
 @dataclass(slots=True)
 class TopicSpace:
-    """One topic. ``rows``: entries of its queues, one for each message or batch; ``log_bytes``:
-    their bytes in the log (0 for a light queue: they belong to other topics); ``queue_bytes``: the
-    size of its queue files; ``queue_disk_bytes``: the space that they take on the disk.
+    """The disk usage of one topic. ``rows``: the number of entries in its queues, one for each
+    message or batch. ``log_bytes``: the bytes of its messages in the log (0 for a light queue,
+    whose messages belong to other topics). ``queue_bytes``: the total size of its queue files;
+    ``queue_disk_bytes``: the space that these files take on the disk.
     """
 
     rows: int = 0
@@ -44,9 +45,10 @@ class TopicSpace:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Store times (ms) of the first and last message, the bytes of the log between them, and bytes
-    per day: overall, and since ``recent_from``, the start of the last file that begins a day or
-    more before the end. None if the times are less than a minute apart.
+    """The growth of a log. ``first``, ``last``: the store times (ms) of the first and last message;
+    ``bytes``: the bytes of the log between them; ``per_day``: bytes per day. ``recent_per_day``:
+    bytes per day since ``recent_from``, the start of the last file that begins a day or more before
+    the end. None if the times are less than a minute apart.
     """
 
     first: int | None = None
@@ -64,8 +66,8 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """The disk usage of a store. If ``topics`` is None, it is unknown, and ``not_told`` has the
-    reason.
+    """The disk usage of a store. ``topics``: the usage of each topic; None if it is unknown, for
+    the reason in ``not_told``.
     """
 
     items: list[Item]
@@ -75,7 +77,9 @@ class Space:
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the topics as rows of `COLUMNS`, those with most bytes in the log first."""
+        """Return a row of `COLUMNS` for each topic; topics with the most bytes in the log come
+        first.
+        """
         topics = self.topics or {}
         total = sum(topic_space.log_bytes for topic_space in topics.values())
         return [{"topic": topic, "rows": topic_space.rows, "log_bytes": topic_space.log_bytes,
@@ -141,8 +145,8 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
 
 
 def growth(store: Store) -> Growth:
-    """Return the growth of the log, by its first and last message and the first messages of its
-    files.
+    """Return the growth of the log, computed from its first and last message and from the first
+    messages of its files.
     """
     if store.layout.unread.get("commitlog"):
         return Growth()
@@ -159,8 +163,8 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """Return (physical offset, store time) of the start of the last file, except the first, that
-    starts a day or more before ``last``; (0, None) without such a file.
+    """Return (physical offset, store time) of the start of the last file that begins a day or more
+    before ``last``; (0, None) if no file except the first one does.
     """
     for file in reversed(log.files[1:]):
         try:
@@ -173,5 +177,5 @@ def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
 
 
 def _rate(size: int, span: int) -> int | None:
-    """Return bytes per day; None if the span (ms) is too short."""
+    """Return bytes per day; None if the time between the messages (``span``, ms) is too short."""
     return size * DAY // span if span >= 60_000 else None

@@ -1,8 +1,10 @@
-"""Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and more.
+"""Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and other
+fields.
 
 A log is scanned once, by several threads or by a pool (`store.log.ranges`). `scan.aggregate`
-computes the sums, which become rows here: keys as texts, times in a zone, rates and shares. A log
-with too many groups is scanned twice: once to find the largest groups, once to count.
+computes the sums. This module turns them into rows, with keys as texts, times in a time zone, rates
+and shares. A log with too many groups is scanned twice: once to find the largest groups, once to
+count.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
 CLOCK_SKEW = 3_600_000
-"""Store times of a log are assumed to be in order up to this deviation (ms) when entire files are
-omitted because of ``--since`` or ``--until``.
+"""Maximum milliseconds by which the store times in a log are assumed to be out of order when entire
+files are omitted because of ``--since`` or ``--until``.
 """
 MAX_RANGE = 1 << 30
 _TASKS_PER_JOB = 4
@@ -51,13 +53,15 @@ VALUE_COLUMNS = ("messages", "share", "bytes", "body_bytes", "average_size",
                  "messages_per_second", "bytes_per_second", "first_store_timestamp",
                  "last_store_timestamp")
 TIME_STEPS = {"minute": MINUTE, "hour": 3_600_000, "day": 86_400_000}
-"""Grouping by time -> milliseconds of one row."""
+"""For each grouping by time: the milliseconds that a row covers."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The parameters of a count: ``by`` is one of `GROUPINGS`; store times in ms, inclusive."""
+    """The parameters of a count: ``by`` is one of `GROUPINGS`; ``since`` and ``until`` are store
+    times in ms, inclusive.
+    """
 
     by: str = "topic"
     topic: str | None = None
@@ -79,12 +83,12 @@ class _RangeSums:
 def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
-    """Return the sums over the log (or over ``files`` of it). Unreadable places of a file are
-    omitted and counted (`Aggregate.unread`).
+    """Return the sums over the log, or over ``files``, some of its files. Unreadable parts of a
+    file are omitted and counted (`Aggregate.unread`).
 
-    A ``pool`` does the work instead of ``jobs`` threads. The result does not depend on ``pool``,
-    ``jobs`` or ``range_size``. ``again`` is called with the number of bytes when the log is read a
-    second time.
+    If ``pool`` is given, it does the work instead of ``jobs`` threads. The result does not depend
+    on ``pool``, ``jobs`` or ``range_size``. If the log must be read a second time, ``again`` is
+    called first, with the number of bytes.
 
     Raises: StoreIOError for a file that cannot be opened.
     """
@@ -97,10 +101,11 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
                  range_size: int = ranges.RANGE_SIZE, progress: Progress | None = None,
                  pool: ranges.Pool | None = None, again: Progress | None = None,
                  together: bool = False) -> list[Aggregate]:
-    """Return the sums over each of several logs (given as files: `choose_files`), like `collect`.
+    """Return the sums over each of several logs, like `collect`. A log is a list of files (see
+    `choose_files`).
 
-    ``together``: return one sum over all of them. The ranges of all logs are one list of tasks for
-    the pool.
+    ``together``: return one sum over all logs. The ranges of all logs are one list of tasks for the
+    pool.
     """
     if query.by not in GROUPINGS:
         raise UsageError(f"cannot group by {query.by!r}")
@@ -159,10 +164,11 @@ def _work(query: Query, only: Sequence[Key] | None,
 
 def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
                    partitions: int | None = None) -> int:
-    """Return the bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them
-    tiny or huge.
+    """Return the length in bytes of the ranges for a pool of ``jobs``, such that each job gets a
+    few tasks that are neither tiny nor huge.
 
-    ``partitions``: return the size for about this number of ranges (a range never exceeds a file).
+    ``partitions``: return the length with which there are about this many ranges. No range extends
+    over two files.
     """
     total = sum(file.size for files in logs for file in files)
     if partitions is not None:
@@ -171,9 +177,10 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
 
 
 def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[StoreFile]:
-    """Return the log files that may contain messages of the query's time, by their first records.
+    """Return the log files that may contain messages in the query's time range, by the store times
+    of their first records.
 
-    If these times are not in order, the clock is unreliable and all files are returned.
+    If these times are not ascending, the clock is unreliable and all files are returned.
     """
     log = store.log
     if (query.since is None and query.until is None) or len(log.files) < 2:
@@ -197,7 +204,7 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
 
 
 def unused(files: Sequence[StoreFile]) -> int:
-    """Return the bytes after the last used byte of a log: zeros without messages after them.
+    """Return the number of unused bytes at the end of a log: zeros without a message after them.
 
     Raises: StoreIOError.
     """
@@ -212,21 +219,22 @@ def unused(files: Sequence[StoreFile]) -> int:
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
-    """Return a row per group, in the order of ``sort`` (a column).
+    """Return a row for each group, in the order of the column ``sort``.
 
-    By default times and sizes are sorted by key and other groupings by messages, greatest first;
-    the sum `OTHER` is last. ``share`` is relative to all messages; a message with several keys is
-    in several groups.
+    By default, groups of times and sizes are sorted by key, other groups by the number of messages,
+    with the greatest number first; the group `OTHER` is last. ``share`` is relative to all
+    messages. A message with several keys belongs to several groups.
     """
     return _rows([({}, sums)], sums.by, tz, sort)
 
 
 def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
                    sort: str | None = None) -> list[Row]:
-    """Return the rows of several stores, by name: a row per store and group, ``store`` first.
+    """Return the rows of several stores: a row for each store and group; the first column is
+    ``store``, its name.
 
-    ``share`` is relative to all messages of all stores. Sorted by key, rows are first sorted by
-    store.
+    ``share`` is relative to all messages of all stores. With ``sort`` "key", rows are sorted by
+    store and then by key.
     """
     return _rows([({"store": name}, aggregate) for name, aggregate in sums], sums[0][1].by, tz,
                  sort)
@@ -258,7 +266,7 @@ def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def total(*sums: Aggregate) -> Row:
-    """Return the row of all messages together."""
+    """Return a row with the totals of all messages."""
     totals = [aggregate.total for aggregate in sums if aggregate.total is not None]
     if not totals:
         return dict.fromkeys(VALUE_COLUMNS) | dict.fromkeys(VALUE_COLUMNS[:4], 0)
@@ -273,8 +281,8 @@ def _joined(parts: Iterable[Sums]) -> Sums:
 
 
 def _values(sums: Sums, everything: int, span: int | None) -> Row:
-    """Return the figures of a row; rates are over ``span`` ms, or over the group's own time
-    span.
+    """Return the figures of a row. Rates are computed over ``span`` ms, or (None) over the time
+    from the group's first message to its last.
     """
     seconds = (sums.last - sums.first if span is None else span) / 1000
     rates = (None, None) if seconds <= 0 else (sums.messages / seconds, sums.bytes / seconds)
@@ -308,7 +316,9 @@ def _key(by: str, key: Key) -> Row:
 
 
 def _sortable(key: Key) -> tuple[bool, bool, Any]:
-    """Return a sort key: keys of one kind in ascending order, then a missing key, then the rest."""
+    """Return a sort key with which group keys of the same type are ascending, followed by a missing
+    key, and then by `OTHER`.
+    """
     if key == OTHER or key is None:
         return key == OTHER, True, 0
     if isinstance(key, tuple):
@@ -317,8 +327,8 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Return the sums per hour or day of a time zone (keys in ms), from sums per quarter of an hour
-    since the epoch.
+    """Add the sums of quarters of an hour since the epoch up to sums of the hours or days of a time
+    zone (keys in ms).
     """
     by_start: dict[Key, list[Sums]] = {}
     for key, group in groups.items():
@@ -328,7 +338,9 @@ def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def _start_of(moment: int, step: int, tz: tzinfo) -> int:
-    """Return the start (epoch ms) of the hour or day of ``tz`` that contains a moment."""
+    """Return the start (epoch ms) of the hour or day, in the time zone ``tz``, that contains a
+    moment.
+    """
     try:
         local = (_EPOCH + timedelta(milliseconds=moment)).astimezone(tz)
         if step == TIME_STEPS["day"]:

@@ -1,7 +1,7 @@
-"""A store directory opened read-only, and the discovery of everything in it.
+"""A store directory, opened read-only, and how everything in it is found.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
-writes nothing. If another process holds the lock, its later writes are ignored
+writes nothing. If another process holds the lock, what it writes later is ignored
 (`rmqctl.store.live`). Missing and unreadable parts are reported (`troubles`). The settings that
 `init` recorded for a store (`rmqctl.store.store_settings`) are used only if the files do not
 determine a value.
@@ -73,22 +73,22 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
-"""Maximum number of entries of a folder that are searched for a store, and maximum number of stores
+"""Maximum number of entries of a folder in which a store is searched, and maximum number of stores
 that the note names.
 """
 _TRIES, _PAUSE = 3, 0.05
-"""The number of times that a store is read again if a file cannot be read while a broker writes,
-and the seconds between attempts.
+"""Maximum number of attempts to read a store whose files cannot be read while a broker writes, and
+the seconds between attempts.
 """
 _INDEX_VOTERS = 3
-"""Maximum number of index files of one size that are examined to determine the shape of all files
-of that size.
+"""Maximum number of index files of one size that are examined to determine the shape of all these
+files.
 """
 
 
 def _near(root: str) -> str:
-    """Return a note on a store near a folder that is not a store: above it, or up to two levels
-    below it.
+    """Return a note on a store that was perhaps meant instead of the folder ``root``: the folder
+    above, or stores up to two levels below.
     """
     around = vfs.normpath(os.path.join(root, os.pardir))
     if vfs.isdir(os.path.join(around, _MARKS[0])):
@@ -120,10 +120,11 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The given part of a broker's configuration. Sizes are from ``conf``, the broker's own file,
-    unless an option overrides them; None: determined from the files. ``largest_record``: maximum
-    size of a record of the log. ``folders_given``: whether an option names the log's folders;
-    ``decided``: whether these are the folders that a broker opens, even if others exist.
+    """What options and configuration files say about a store. Sizes are from ``conf`` (the broker's
+    own configuration file) or from an option, which has priority; None: determined from the files.
+    ``largest_record``: the maximum size of a record of the log. ``folders_given``: whether an
+    option names the log's folders; ``decided``: whether a broker opens exactly these folders, even
+    if others exist.
     """
 
     commitlog_file: int | None = None
@@ -136,17 +137,15 @@ class Sizes:
     folders_given: bool = False
     decided: bool = False
     refuted: frozenset[str] = frozenset()
-    """Sizes of ``conf``, by their names in that file, that contradict the store's files."""
+    """Names of the sizes in ``conf`` that contradict the store's files."""
 
     def is_refuted(self, name: str, value: Any) -> bool:
-        """Return whether a value of the configuration is a size that contradicts the store's
-        files.
-        """
+        """Return whether ``value`` is a configured size that contradicts the store's files."""
         return name in self.refuted and value == self.conf.values.get(name)
 
 
 def _remembered_folders(root: str) -> list[str]:
-    """Return the log's folders as `init` recorded them; empty if ``commitlog/`` contains a file."""
+    """Return the log folders that `init` recorded; empty if ``commitlog/`` contains a file."""
     try:
         with vfs.scandir(os.path.join(root, "commitlog")) as entries:
             if any(entry.is_file() for entry in entries):
@@ -158,10 +157,10 @@ def _remembered_folders(root: str) -> list[str]:
 
 
 class Store(Closing):
-    """The read-only view of one store root. Use `open`; it is a context manager.
+    """A read-only view of one store root. Use `open`; it is a context manager.
 
-    ``moment``: the snapshot that another view of the store uses; ``current``: use no snapshot and
-    read the current files.
+    ``moment``: the snapshot of another view of the store, to be used by this view, too.
+    ``current``: use no snapshot, but read the current files.
     """
 
     def __init__(self, root: str, log_folders: list[str], sizes: Sizes,
@@ -183,12 +182,12 @@ class Store(Closing):
              sizes: Sizes | None = None, *, sampled: bool = False) -> Store:
         """Open a store root.
 
-        ``sampled``: in a store at a URL, the ends of data in files are found by sampling the zeros
-        after them; else all zeros are read.
+        ``sampled``: for a store at a URL, find the end of the data in each file by sampling the
+        zeros after it; otherwise all zeros are read.
 
         ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute).
-        Without it the log is in ``commitlog/``, or in the folders with which the store was created,
-        or in those that `rmqctl.store.log_folders` finds.
+        Without it, the log is in ``commitlog/``, in the folders with which the store was created,
+        or in the folders that `rmqctl.store.log_folders` finds.
 
         Raises: NotAStoreError if it contains no part of a store.
         """
@@ -249,20 +248,22 @@ class Store(Closing):
 
     @cached_property
     def settings_file(self) -> Remembered:
-        """The settings that `init` recorded for the store, and faults of that file."""
+        """The settings that `init` recorded for the store, with texts on the faults of that
+        file.
+        """
         return recall(self.root)
 
     @property
     def remembered(self) -> dict[str, Any]:
-        """The sound values of `settings_file`, by the names of
+        """The valid values of `settings_file`, by the names of
         `rmqctl.store.store_settings.KEYS`.
         """
         return self.settings_file.values
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The snapshot of a store that another process has open, taken at the first use; else
-        None.
+        """The snapshot of a store that another process has opened, taken when it is first needed;
+        otherwise None.
         """
         if self._moment is not None or self._current:
             return self._moment
@@ -273,8 +274,8 @@ class Store(Closing):
 
     @cached_property
     def cut_off(self) -> CutOff | None:
-        """The bytes that a repair truncated from the log and left in its file; None without such
-        bytes, or if a process writes to the store.
+        """The note on bytes that a repair truncated from the log but left in its file; None without
+        such bytes, or if a process writes to the store.
         """
         if not self._log_is_known or self.snapshot is not None:
             return None
@@ -282,22 +283,23 @@ class Store(Closing):
 
     @cached_property
     def repair_losses(self) -> RepairLosses:
-        """The losses of repairs of this store that no filler shows."""
+        """The losses of earlier repairs of this store that no filler shows."""
         from rmqctl.store.repair_losses import repair_losses  # look-ups rarely need it
 
         cut = self.cut_off
         return repair_losses(self.root, self._log, None if cut is None else cut.end)
 
     def up_to(self, end: int) -> Store:
-        """Return this store with a log that ends at the physical offset ``end``. The caller closes
-        it.
+        """Return a view of this store whose log ends at the physical offset ``end``. The caller
+        closes it.
         """
         return Store(self.root, self.log_folders, self.sizes, Snapshot(
             end, frozenset(file.name for file in self.index_listing.files)))
 
     def before_unfinished(self) -> Store:
-        """Return this store up to the incomplete record that a broker started and did not continue;
-        the store itself if no such record exists, or if intact messages follow it.
+        """Return a view of this store whose log ends before an incomplete record that a broker did
+        not continue. Return the store itself if no such record exists, or if intact messages follow
+        it.
         """
         held = self.snapshot
         if held is None or held.whole_end is None or held.whole_end == held.log_end or any(
@@ -310,8 +312,8 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
     def _taken_now(self) -> Snapshot | None:
-        """Return a snapshot of the current end; None if a file cannot be read, which the file's
-        reader reports.
+        """Return a snapshot of the current state; None if a file cannot be read, which will be
+        reported when the file is used.
         """
         for _ in range(_TRIES):  # a file may have just been created or renamed
             with suppress(StoreIOError), self._as_now() as now:
@@ -320,8 +322,8 @@ class Store(Closing):
         return None
 
     def _log_end_now(self, beyond: int) -> int:
-        """Return the current end of the log, for rows that point beyond the end of the snapshot.
-        The end is searched again only if the last result is not after ``beyond``.
+        """Return the current end of the log, to check rows that point beyond the end of the
+        snapshot. It is determined again only if the last result is not greater than ``beyond``.
         """
         if beyond >= self._seen_end:
             now = self._taken_now()
@@ -330,7 +332,7 @@ class Store(Closing):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the store, with its unreadable parts."""
+        """The layout of the store, including the structures that cannot be read."""
         return recognise(self.root, self.log_folders, self._queues_reach_end,
                          lambda: self.rocksdb, self.sizes.conf.store_type,
                          decided=self.sizes.decided)
@@ -392,8 +394,8 @@ class Store(Closing):
 
     @cached_property
     def left_over(self) -> LeftOver | None:
-        """Stale entries after the end of a DLedger log, which are not part of it; None without any,
-        if a process writes to the store, or if a file cannot be read.
+        """The stale entries after the end of a DLedger log, which are not part of it; None if there
+        are none, if a process writes to the store, or if a file cannot be read.
         """
         framed = sorted((file for listed in self._log_listings for file in listed.files
                          if file.head), key=lambda file: file.name)
@@ -406,8 +408,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the evidence of entries and keys on record positions, which is read at the first
-        look-up; ``current``: read the current files, without a snapshot.
+        """Return the evidence of entries and keys on the positions of records, which is read at its
+        first use. ``current``: read the current files instead of a snapshot.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -420,7 +422,7 @@ class Store(Closing):
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The DLedger nodes whose data is the log, or its end; empty for a plain log."""
+        """The DLedger nodes whose data is the log or its newer part; empty for a plain log."""
         folders = [node for node in map(node_of, self.log_folders) if node is not None]
         if not folders:
             return []
@@ -440,8 +442,8 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def listed(self, folder: str) -> Listing:
-        """Return the listing of a folder of queues or of one queue's files, cached at the first
-        call.
+        """Return the listing of a folder of queues, or of the files of one queue; cached after the
+        first call.
         """
         if folder not in self._listings:
             _ = self.snapshot  # as for the log
@@ -449,7 +451,7 @@ class Store(Closing):
         return self._listings[folder]
 
     def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Keep a caller's listing of a folder for later calls of `listed`."""
+        """Save a listing that the caller made of a folder, for later calls of `listed`."""
         if folder.startswith(self._tops_of_queues) and folder not in self._listings:
             self._listings[folder] = listing_of(entries)
 
@@ -469,10 +471,10 @@ class Store(Closing):
 
     @property
     def queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """All plain consume queues that a broker reads by (topic, queue id), in the order of the
-        folders or of the keys.
+        """All plain consume queues that a broker reads, by (topic, queue id), in the order of their
+        folders or keys.
 
-        Raises: UnsupportedError if they, or the log to which they point, cannot be read.
+        Raises: UnsupportedError if the queues, or the log to which they point, cannot be read.
         """
         self.layout.require(self.root, "consumequeue")
         if self.layout.consumequeue != "rocksdb":
@@ -481,12 +483,12 @@ class Store(Closing):
 
     @property
     def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """The queues for optional use: empty if they cannot be read."""
+        """The queues, for code that can do without them: empty if they cannot be read."""
         return self.queues if self.layout.reads("consumequeue") else {}
 
     @cached_property
     def plain_queues(self) -> dict[tuple[str, int], FileQueue]:
-        """The queues in files, whether a broker reads them or not."""
+        """The queues in files, even if a broker reads others."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
         if self._lent:
@@ -498,8 +500,8 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Share with another view of the store the listed and examined queues, and the determined
-        shapes of index files; ``evidence``: also share the evidence on record positions.
+        """Give another view of the store what this one knows about queues and shapes of index
+        files. ``evidence``: also give it the evidence on record positions.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
@@ -532,7 +534,7 @@ class Store(Closing):
 
     @cached_property
     def rocksdb(self) -> RocksQueues | None:
-        """The opened database of consume queues; None if it is missing.
+        """The opened database of consume queues; None if the database does not exist.
 
         Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
         """
@@ -545,8 +547,8 @@ class Store(Closing):
                            None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
-        """Ignore from now on a database of consume queues that cannot be opened, for a repair that
-        rebuilds it.
+        """From now on, ignore a database of consume queues that cannot be opened: the calling
+        repair rebuilds it.
         """
         damaged = self.layout.damaged
         self.layout = replace(self.layout, damaged=frozenset(), unread={
@@ -565,9 +567,9 @@ class Store(Closing):
                 os.fsencode(queue.topic), queue.queue_id, queue_offset))
 
     def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """Return the existing plain queues, whether a broker reads them or not: from files, else
-        from a database, including left-over rows. They are evidence of where records are, so no
-        record is read; unreadable parts are omitted.
+        """Return the existing plain queues, even if a broker does not read them: from files,
+        otherwise from a database, including left-over rows. They are used as evidence on the
+        positions of records, so no record is read. Unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is
 
@@ -588,12 +590,14 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one queue for optional use; None if the consume queues cannot be read."""
+        """Return one queue, for code that can do without it; None if the consume queues cannot be
+        read.
+        """
         return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
 
     @cached_property
     def light_queues(self) -> LightQueues:
-        """The queue ids of the entries of light queues; `leads` checks the entries."""
+        """What is known about the light queues of the store; `leads` checks their entries."""
         from rmqctl.store.queue.light_queues import light_queues_of
 
         settings = self.remembered | self.sizes.conf.values
@@ -648,8 +652,8 @@ class Store(Closing):
         return index
 
     def _shapes_said(self, file: StoreFile) -> Iterator[IndexShape]:
-        """Yield the shapes that the store suggests for a file: from store.json, then from its other
-        files of the same size.
+        """Yield shapes that an index file may have, according to the rest of the store: first from
+        store.json, then from other index files of the same size.
         """
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
         if slots is not None and most is not None:
@@ -660,7 +664,9 @@ class Store(Closing):
 
     @cached_property
     def _index_shapes(self) -> dict[int, IndexShape]:
-        """File size -> the shape that the content of most files (of the first few) proves."""
+        """For each file size: the shape that the content of most of the examined index files of
+        that size proves.
+        """
         votes: dict[int, Counter[IndexShape]] = {}
         for file in self.index_listing.files:
             shapes = votes.setdefault(file.size, Counter())
@@ -676,8 +682,8 @@ class Store(Closing):
         return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
     def index_shape(self) -> tuple[IndexShape | None, str]:
-        """Return (the shape of the index files, "") from the newest file that proves a shape;
-        (None, reason) if no file does, (None, "") without files.
+        """Return (shape of the index files, "") from the newest file that proves a shape; (None,
+        reason) if no file proves one; (None, "") without index files.
         """
         why = ""
         for file in reversed(self.index_listing.files):
@@ -696,7 +702,7 @@ class Store(Closing):
         return None, why
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:
-        """Yield the readable index files; the others are omitted (`verify` names them)."""
+        """Yield the readable index files. Other index files are omitted; `verify` names them."""
         for file in reversed(self.index_listing.files):
             try:
                 index = self.open_index(file)
@@ -719,7 +725,7 @@ class Store(Closing):
 
     @cached_property
     def checkpoint(self) -> CheckpointRecord | None:
-        """The checkpoint; None when it is missing, too short or unreadable."""
+        """The checkpoint; None if it is missing, too short or unreadable."""
         try:
             return checkpoint_format.parse(self.read_small("checkpoint", most=1 << 16))
         except (StoreIOError, FormatError):
@@ -727,8 +733,8 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, ConfigPart]:
-        """The replacements in RocksDB for files of ``config/``, by file name; empty if there are
-        none, or if this layout is not read.
+        """For each file of ``config/`` that a database replaces: its replacement. Empty if no file
+        is replaced, or if rmqctl does not read this layout.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}
@@ -742,20 +748,20 @@ class Store(Closing):
 
     @property
     def lock(self) -> LockState:
-        """The state of the lock, read each time: a broker may start and stop."""
+        """The state of the lock, read again each time, because a broker may start or stop."""
         return probe(self.path("lock"))
 
     @cached_property
     def generation(self) -> int:
-        """The generation of the broker (4 or 5) that wrote the files, by
+        """The generation (4 or 5) of the broker that wrote the files, according to
         `rmqctl.store.version_hints.evidence`.
         """
         return self.evidence.generation
 
     @cached_property
     def evidence(self) -> VersionEvidence:
-        """The evidence on the generation of the brokers that wrote the store, and whether it is
-        proven.
+        """The evidence on the generation (4 or 5) of the brokers that wrote the store, and whether
+        it proves that generation.
         """
         from rmqctl.store.version_hints import evidence
 

@@ -1,8 +1,8 @@
 """The settings in ``STORE/.rmqctl/store.json``: the configuration for which a store was created.
 
-`init` writes the file; a broker neither writes nor reads it. It proves nothing: readers use it only
-if the files of the store do not determine a value. A damaged or odd file is reported and otherwise
-ignored.
+`init` writes this file; a broker does not use it. Its values prove nothing, so they are used only
+if the files of the store do not determine a value. A damaged or invalid file is reported and
+otherwise ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MAX_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``values``: the sound values by the names of `KEYS`; ``notes``: faults of the file."""
+    """The settings of a store. ``values``: the valid values by the names of `KEYS`; ``notes``:
+    texts on faults of the file.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -77,7 +79,7 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "message_delay_level": (_levels, "a list of delay levels"),
     LOG_FOLDERS: (_folders, "a list of folders"),
 }
-"""The recorded settings: name -> (test of the value, the expected value in words)."""
+"""For each recorded setting: (test of the value, description of the expected value)."""
 
 
 def path_of(root: str) -> str:
@@ -86,8 +88,8 @@ def path_of(root: str) -> str:
 
 
 def recall(root: str) -> Remembered:
-    """Return the recorded settings of the store at ``root``. Never raises; a missing file is
-    empty.
+    """Return the recorded settings of the store at ``root``; a missing file has no values. Never
+    raises.
     """
     path = path_of(root)
     if not vfs.lexists(path):

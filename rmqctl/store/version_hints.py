@@ -1,7 +1,7 @@
 """The broker versions that may have written a store, and the evidence (spec: versions.md).
 
-A store does not name its version. Each hint is something that only some releases write; a store
-that was upgraded has hints of several releases. `info` shows the hints; everything else
+No file of a store contains the broker's version. A hint is data that only some releases write; a
+store that was upgraded has hints of several releases. `info` shows the hints; everything else
 (`rmqctl.store.store.Store.generation`, predictions, repairs) uses `evidence`.
 
 ``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
@@ -35,7 +35,7 @@ _FIVE = (5, 0, 0)
 _SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
 _SAMPLED = 8
 _LATEST = 1 << 42
-"""Upper bound (ms) of all times in a valid checkpoint."""
+"""Upper bound (ms) of the times in a valid checkpoint."""
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
 _MAX_CONFIG_SIZE = 64 << 20
@@ -43,8 +43,9 @@ _MAX_CONFIG_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint. ``versions``: text on the versions that write it; ``evidence``: text on what was
-    found; ``since``: the first of these versions; ``four``: whether ``since`` is a 4.x release.
+    """A hint. ``versions``: text on the releases that write such data; ``evidence``: text on the
+    data found; ``since``: the first of these releases; ``four``: whether ``since`` is a 4.x
+    release.
     """
 
     versions: str
@@ -55,8 +56,9 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """``generation``: 4 or 5. ``proven``: only brokers of that generation leave such files; else
-    ``other`` names a release of the other generation that does so too.
+    """The generation (4 or 5) of the brokers that wrote a store. ``proven``: whether only brokers
+    of that generation leave such files; if not, ``other`` names a release of the other generation
+    that leaves them, too.
     """
 
     generation: int
@@ -65,10 +67,11 @@ class VersionEvidence:
 
 
 def evidence(store: Any) -> VersionEvidence:
-    """Return the generation that wrote a store. Never raises.
+    """Return the generation of the brokers that wrote a store. Never raises.
 
-    Data that only 5.x writes proves 5.x, even together with older hints: the store was upgraded.
-    The last properties of a few records show whether a release of the other generation is possible.
+    Data that only 5.x writes proves 5.x, even if there are hints of older releases: the store was
+    upgraded. The last properties of a few records show whether a release of the other generation is
+    possible.
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):
@@ -96,7 +99,9 @@ def _sample(store: Any) -> Iterator[Record]:
 
 
 def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
-    """Return every hint in a store; ``records`` are a few of its messages (the first, the last)."""
+    """Return all hints in a store; ``records``: a few of its messages, from its first and last
+    files.
+    """
     known_hints = [*_marks(store), *_small_files(store)]
     for record in records:
         known_hints += [hint for hint in _record(record)
@@ -106,7 +111,9 @@ def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
 
 
 def summary(found_hints: Iterable[Hint]) -> str:
-    """Return one phrase: ``5.2.0 or later``, ``4.2.0 or later; no sign of 5.x``."""
+    """Summarize hints in a phrase, for example ``5.2.0 or later`` or ``4.2.0 or later; no sign of
+    5.x``.
+    """
     since = max((hint.since for hint in found_hints), default=(4, 0, 0))
     text = f"{_text(since)} or later"
     return text if since >= (5,) else f"{text}; no sign of 5.x"
@@ -158,8 +165,8 @@ def _small_files(store: Any) -> Iterator[Hint]:
 
 
 def _data_versions(store: Any) -> Iterator[Hint]:
-    """Yield hints from data versions: 5.x writes a stateVersion into each configuration file that
-    has a dataVersion.
+    """Yield hints from the data versions in configuration files: 5.x writes a stateVersion into
+    each of them.
     """
     without = None
     for name in _VERSIONED:

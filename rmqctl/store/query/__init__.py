@@ -1,4 +1,4 @@
 """Queries of a store: by key, id, offset, time and condition.
 
-Results come from the files on disk, or are those that a broker would return.
+They return what is on disk, or what a broker would return.
 """

@@ -1,4 +1,5 @@
-"""Messages that exist only in the compaction log of a topic, from which a broker reads them.
+"""Messages that exist only in the compaction log of a topic, which a broker reads instead of the
+commitlog.
 
 spec: timer-and-others-5x.md §2.
 """
@@ -18,8 +19,8 @@ _CHUNK = 512
 
 def compacted_pages(store: Store, topic: str, queue_id: int | None, from_offset: int,
                     report: Report) -> Iterator[Page]:
-    """Yield messages of a topic (and queue) that the commitlog no longer contains, queue by
-    queue.
+    """Yield the messages of a topic (and queue) that only its compaction log still contains, one
+    queue after the other.
     """
     for number in compacted_queues(store, topic):
         if queue_id is not None and number != queue_id:

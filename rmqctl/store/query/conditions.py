@@ -1,8 +1,9 @@
 """Conditions on messages: one field, an operator, a value.
 
 Fields are those of the message object, ``property.NAME`` for one property and ``body.PATH`` for a
-field of the decoded body. A condition is evaluated by column for an entire page of messages; a text
-is only extracted from the log if the record contains the bytes of the value (`Page.candidates`).
+field of the decoded body. A condition is evaluated for an entire page of messages at once. A text
+is extracted from a record only if the record contains the bytes of the wanted value
+(`Page.candidates`).
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
 _MIN_NEEDLE = 3
-"""Minimum bytes of a value that is searched for before texts are extracted: shorter values occur in
-most bodies.
+"""Minimum bytes of a value for which records are searched before texts are extracted: shorter
+values occur in most bodies.
 """
 
 KEY = "key"
-"""A pseudo field: the application keys and the unique key of a message together."""
+"""A pseudo field for conditions: a message's application keys and its unique key together."""
 TEXT = "text"
-"""A pseudo field: tags, keys, unique key and body of a message together; ``=`` is "contains"."""
+"""A pseudo field for conditions: a message's tags, keys, unique key and body together; ``=``
+means "contains"."""
 
 
 def read_condition(given: str | RawCondition, tz: tzinfo,
                    decoding: Callable[[], Decoding] | None = None) -> Condition:
-    """Parse a condition. Time values may have any time format of the command line, in the zone
-    ``tz``; ``decoding`` is called for a condition on a field of the body.
+    """Parse a condition. Times may have any format of the command line, in the zone ``tz``.
+    ``decoding`` is called for a condition on a field of the body.
 
     Raises: UsageError.
     """
@@ -59,9 +61,9 @@ def read_condition(given: str | RawCondition, tz: tzinfo,
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``field operator value``. ``value`` is an int for the number fields, a bool for ``crc_ok``,
-    else text; ``any_of`` holds alternatives of an ``=`` (topics, a tag expression ``A || B``).
-    ``decoding`` decodes the body for a condition on one of its fields.
+    """The condition ``field operator value``. ``value`` is an int for number fields, a bool for
+    ``crc_ok``, otherwise text. ``any_of``: the alternatives of an ``=`` (topics, or the tags of an
+    expression ``A || B``). ``decoding`` decodes bodies for a condition on one of their fields.
     """
 
     field: str
@@ -73,8 +75,8 @@ class Condition:
     @classmethod
     def of(cls, field: str, operator: str, value: int | str,
            decoding: Decoding | None = None) -> Condition:
-        """Return a checked condition, with the text converted to the type of the field. Conditions
-        on fields of bodies need ``decoding``.
+        """Return a checked condition; the text ``value`` is converted to the type of the field.
+        Conditions on fields of bodies need ``decoding``.
 
         Raises: UsageError.
         """
@@ -103,8 +105,8 @@ class Condition:
 
     @property
     def cost(self) -> int:
-        """The cost of the condition: 0 if no texts need to be extracted from the log, 2 if bodies
-        are decoded, else 1.
+        """The relative cost of checking the condition: 0 if no text must be extracted from the log,
+        2 if bodies must be decoded, otherwise 1.
         """
         return 2 if self.decoding is not None else int(
             self.field not in INTEGERS and self.field != "topic")
@@ -131,8 +133,8 @@ class Condition:
         return out
 
     def _candidates(self, page: Page) -> Array:
-        """Return the numbers of the messages for which the condition may hold: their bytes contain
-        the wanted text.
+        """Return the numbers of the messages for which the condition may hold, because their bytes
+        contain the wanted text.
         """
         wanted = self.any_of or (str(self.value),)
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
@@ -182,9 +184,9 @@ class Condition:
         return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
 
     def _test_decoded(self, value: Any) -> bool:
-        """Return whether the condition holds for a field of a body. Numbers compare as numbers,
-        texts like property values; for a list, the condition must hold for one item (a "not"
-        condition: for all). A missing value or an object never holds.
+        """Return whether the condition holds for a field of a decoded body. Numbers are compared as
+        numbers, texts like the values of properties. For a list, the condition must hold for one
+        item (a "not" condition: for all items). It never holds for a missing value or an object.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any
@@ -229,7 +231,7 @@ def _any_number(text: str) -> int | float | None:
 
 
 def _comparable(text: str, other: str) -> tuple[Any, Any]:
-    """Return two texts as numbers if both are integers, else unchanged."""
+    """Return two texts as numbers if both are integers, otherwise as the same texts."""
     if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (text, other)):
         return int(text), int(other)
     return text, other
@@ -258,7 +260,7 @@ def tag_condition(expression: str) -> Condition:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text was decoded from its bytes without loss, so that a broker's hash of it
+    """Return whether a text was decoded from its bytes without loss, so that its hash in a broker
     is known.
     """
     return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
@@ -266,7 +268,7 @@ def is_plain(text: str) -> bool:
 
 
 def filtered(page: Page, conditions: Iterable[Condition]) -> Page:
-    """Return the messages of a page for which all conditions hold."""
+    """Return a page with the messages for which all conditions hold."""
     for condition in conditions:
         if not len(page):
             break

@@ -1,10 +1,11 @@
-"""The ranges of the log that may contain a message with a key, by the index and the consume queues.
+"""The ranges of the log that may contain a message with a key, determined from the index and the
+consume queues.
 
-A message is skipped only if an entry of a consume queue and an entry of the index point to exactly
-its offset, no index entry for that offset has the hash of the key, and the adjacent index entries
-are in the order of the log. Everything else is read: messages that are not (yet) in the index,
-messages next to zeros or to entries that point elsewhere, and all bytes to which no consume queue
-entry points, including damage.
+A message is skipped only if a consume queue entry and an index entry point exactly to its offset,
+if no index entry for that offset has the hash of the key, and if the adjacent index entries are in
+the order of the log. Everything else is read: messages that are not (yet) in the index, messages
+next to zeros or to entries that point elsewhere, and all bytes to which no consume queue entry
+points, including damage.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from rmqctl.store.store import Store
 
 _BLOCK = 1 << 16
 _COSTS = 160
-"""Cost of checking an index entry, as the number of log bytes that can be read in the same time."""
+"""Cost of checking an index entry, as the number of bytes of the log that can be read in the
+same time."""
 _ALONE = 1000
-"""Cost of reading a message separately, in the same unit."""
+"""Cost of reading a single message, as the number of bytes of the log that can be read in the
+same time."""
 _LAST = np.iinfo(np.int64).max - 1
 _NEAR = 1 << 16
-"""Maximum bytes of a gap that is read along instead of splitting a range."""
+"""Maximum bytes between two ranges for which both are read as one."""
 
 
 class SkippedRanges:
-    """Ascending ranges ``[start, end)`` of the log without a message that has the key."""
+    """The ranges ``[start, end)`` of the log that certainly contain no message with the key,
+    ascending.
+    """
 
     def __init__(self, start: Array, end: Array) -> None:
         self._start, self._end = start, end
@@ -40,8 +45,8 @@ class SkippedRanges:
         self._large = start[large], end[large]
 
     def covers(self, places: Array) -> Array:
-        """Return a boolean array: whether the message at each of some physical offsets need not be
-        read.
+        """Return a boolean array: for each physical offset, whether the message at this offset can
+        be skipped.
         """
         number = np.searchsorted(self._start, places, "right") - 1
         ends = np.append(self._end, 0)  # after the last stretch, where number is -1
@@ -62,9 +67,10 @@ class SkippedRanges:
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
                 ) -> SkippedRanges | None:
-    """Return the ranges that need not be read for a key, in any topic if none is given; None if
-    they are unknown, or if finding them costs more than reading everything. ``read``: the number of
-    messages that would be read one by one otherwise; None for the entire log at once.
+    """Return the ranges that need not be read to find the messages with a key, in one topic or
+    (None) in all topics. Return None if the ranges are unknown, or if determining them costs more
+    than reading everything. ``read``: the number of messages that would otherwise be read one by
+    one; None if the entire log would be scanned.
 
     Raises: StoreIOError.
     """
@@ -128,9 +134,9 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the ranges of the messages at some physical offsets, if a consume queue entry points
-    to them. A size that extends beyond the next message, or beyond another offset in the index, is
-    damaged.
+    """Return the ranges of the messages at some physical offsets; only of those to which a consume
+    queue entry points. An entry is damaged if its size extends beyond the next message, or beyond
+    another offset in the index.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)
@@ -152,14 +158,14 @@ def _distinct(places: Array) -> Array:
 
 
 def _among(values: Array, sorted_ones: Array) -> Array:
-    """Return a boolean array: whether each value occurs in the sorted other array."""
+    """Return a boolean array: whether each value occurs in the array ``sorted_ones``."""
     number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
     is_among: Array = sorted_ones[number] == values
     return is_among
 
 
 def _united(start: Array, end: Array) -> tuple[Array, Array]:
-    """Return the ranges in ascending order, with touching and overlapping ranges merged."""
+    """Return the ranges in ascending order; ranges that touch or overlap are merged."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(order) else end
     apart = start[1:] > end[:-1]
@@ -167,8 +173,8 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> SkippedRanges:
-    """Return the first ranges minus the second ranges; within each list, ranges do not touch each
-    other.
+    """Return the ranges ``[start, end)`` without the ranges ``[other_start, other_end)``. The
+    ranges of one list do not touch each other.
     """
     edges = np.concatenate([start, end, other_start, other_end])
     step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),

@@ -1,6 +1,6 @@
-"""Message objects of a page as lines of JSON, built by column.
+"""The message objects of a page as lines of JSON, built field by field for all messages at once.
 
-The text equals that of the encoded rows of `projection.Projection`.
+The text is the same as that of the JSON-encoded rows of `projection.Projection`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED = {"tags": props.TAGS, "unique_key": props.UNIQUE_KEY}
 
 
 class JsonObjects:
-    """Builder of the JSON lines of one listing. Not thread-safe."""
+    """Builds the JSON lines of one listing. Not thread-safe."""
 
     def __init__(self, projection: Projection) -> None:
         self._projection, self._names = projection, projection.names
@@ -51,8 +51,8 @@ class JsonObjects:
         self._cells = Cells() if makes else None
 
     def lines(self, page: Page) -> memoryview | None:
-        """Return an object and a line feed for each message, valid until the next page is
-        requested; None if the lines must be built from rows.
+        """Return a line with a JSON object for each message; None if the lines must be built from
+        rows. The result is valid until the next page is requested.
         """
         cells = self._cells
         if cells is None or not isinstance(page, BatchPage) or (
@@ -82,15 +82,15 @@ class JsonObjects:
 
 
 def _is_compressed(page: Page) -> bool:
-    """Return whether any body of the page must be decompressed, so that its size is not known in
-    advance.
+    """Return whether a body of the page must be decompressed, so that its final size is not known
+    in advance.
     """
     return any(sysflag.compression(flag) is not None
                for flag in np.unique(page.numbers("sys_flag")).tolist())
 
 
 class _Fields:
-    """Writer of fields that are stored in the record or in its properties."""
+    """Writes the fields that are stored in the record or in its properties."""
 
     def __init__(self, page: BatchPage, cells: Cells) -> None:
         self._page, self._cells = page, cells
@@ -125,7 +125,9 @@ class _Fields:
                 cells.add(self._encoded(values, str), rows, b"null")
 
     def _encoded(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
-        """Return texts as JSON; ``value`` is called for each text that the kernel cannot encode."""
+        """Return texts encoded as JSON; ``value`` encodes each text that the kernel extension
+        cannot encode.
+        """
         def others(rows: Array) -> list[bytes]:
             return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
 
@@ -133,7 +135,7 @@ class _Fields:
 
 
 class _Bodies:
-    """Writer of the body of each message and its encoding."""
+    """Writes the body of each message and the encoding of that body."""
 
     def __init__(self, page: BatchPage, cells: Cells, form: str) -> None:
         self._cells, self._form = cells, form
@@ -144,7 +146,7 @@ class _Bodies:
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
-        """Return the numbers of the bodies that are not text, or too long."""
+        """Return the numbers of the bodies that are not text, or that are too long."""
         texts = self._texts.take(rows)
         if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
             self._which[rows] = _ENCODINGS.index("base64")
@@ -154,7 +156,7 @@ class _Bodies:
         return [json_bytes(body) for body, _ in encoded]
 
     def add(self, name: str) -> None:
-        """Add ``body`` or ``body_encoding``."""
+        """Add the field ``body`` or ``body_encoding``."""
         if name == "body":
             self._cells.add(self._encoded)
         else:

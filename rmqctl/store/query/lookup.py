@@ -1,7 +1,7 @@
 """Single messages by key, id or physical offset, without a scan of the log.
 
-Keys are looked up in the index files exactly as a broker's queryMessage does (spec: index.md §8);
-false hits of the hash chains are removed afterwards.
+Keys are looked up in the index files exactly as a broker's queryMessage does (spec: index.md §8).
+Messages that only have the same hash as the key are removed afterwards.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 
 @dataclass(slots=True)
 class KeyAnswer:
-    """``records`` in the broker's order. ``false_hits``: the number of omitted messages of other
-    keys with the same hash; ``dangling``: physical offsets in the index without a readable record;
-    ``behind``: offsets that a broker does not see because they are after the end of its log.
+    """The result of a look-up. ``records``: the messages in the broker's order. ``false_hits``: the
+    number of omitted messages that have another key with the same hash. ``dangling``: physical
+    offsets in the index at which no record can be read. ``behind``: offsets that a broker does not
+    see because they are after the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -70,11 +71,11 @@ class KeyAnswer:
 def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
            most: int = 32, kind: KeyType | None = None, raw: bool = False,
            report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages that a broker's queryMessage returns for a key, without messages of other
-    keys.
+    """Return the messages that a broker's queryMessage returns for a key, except those with another
+    key.
 
-    ``kind`` limits the result to application keys or unique keys; ``raw`` keeps messages that only
-    share the hash.
+    ``kind`` limits the result to application keys or unique keys. ``raw``: also return messages
+    that have another key with the same hash.
     """
     answer = KeyAnswer()
     records: dict[int, Record] = {}
@@ -117,8 +118,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Yield the messages with a key in a given field, by a scan of the log (for a store without an
-    index).
+    """Yield the messages whose field ``field`` has the given value, and that have the key, from a
+    scan of the log (for a store without an index).
     """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector
@@ -128,7 +129,9 @@ def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
 
 
 def is_lagging(store: Store) -> bool:
-    """Return whether messages with keys are expected soon after the last one in the index."""
+    """Return whether the index lags: a message with a key follows soon after the last indexed
+    message.
+    """
     last = max((index.header.end_phy_offset
                 for index in opened_indexes(store, lambda _problem: None)), default=-1)
     place = store.log.locate(last)
@@ -148,7 +151,7 @@ def is_lagging(store: Store) -> bool:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
-    """Return whether a message has the key, with properties parsed as a broker does."""
+    """Return whether a message has the key; its properties are parsed as a broker does."""
     parsed = props.parse(java_text(record.properties))
     return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
             or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))
@@ -156,8 +159,8 @@ def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
                   report: Report = lambda _problem: None) -> list[Record]:
-    """Return the messages with a client id, in the order of the log; the id is looked up in each
-    topic.
+    """Return the messages with a client id (unique key), in the order of the log; the id is looked
+    up in each of ``topics``.
 
     The index contains hashes of ``topic#key``, so messages of a topic that is not among ``topics``
     are not found.
@@ -189,9 +192,8 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """Return the message that starts at a physical offset; None if no message does, even if a copy
-    of a complete record starts there, in the body of another message. Damage around the offset is
-    reported.
+    """Return the message that starts at a physical offset; None if no message starts there. A copy
+    of a record in the body of another message does not count. Damage around the offset is reported.
 
     Raises: StoreIOError.
     """
@@ -219,10 +221,12 @@ def containing(store: Store, physical: int) -> Record | None:
 
 
 def record_around(source: Source, position: int) -> Record | None:
-    """Return the message of a log file, of a store or a tier, whose bytes include a position in it.
+    """Return the message of a log file (of a store or a tier) that includes the byte at
+    ``position``.
 
-    The search scans windows that grow backwards, until two in a row agree without damage in
-    between: a single window may begin inside a body that contains a copy of a record.
+    The search scans larger and larger windows before the position until two of them, without damage
+    in between, give the same result: a single window may begin inside a body that contains a copy
+    of a record.
 
     Raises: StoreIOError.
     """

@@ -1,9 +1,9 @@
-"""User-supplied regular expressions on messages of unknown origin, with a time limit for each
+"""Searches for regular expressions from the user in untrusted messages, with a time limit for each
 search.
 
-Python's ``re`` tries all possible matches, holds the GIL meanwhile and handles no signals: with
-``(a+)+$`` thirty characters of a message would hang a command forever. ``regex`` accepts the same
-expressions and ends a search at a time limit.
+Python's ``re`` has no time limit; during a search it holds the GIL and no signal is handled. With
+the pattern ``(a+)+$``, thirty characters in a message would hang a command forever. The package
+``regex`` accepts the same expressions and supports a time limit.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from time import thread_time
 from rmqctl.errors import UsageError
 
 MAX_SECONDS = 5.0
-"""Time limit (seconds) of one search. A pattern without backtracking needs less for the largest
-body.
+"""Time limit of one search, in seconds. A pattern without backtracking needs less even for the
+largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6
-"""Time limit of all searches for a pattern together, in addition to `MAX_SECONDS`. Most patterns
-need a hundredth of it.
+"""Time limit of all searches for a pattern together, in seconds per searched character, in addition
+to `MAX_SECONDS`. Most patterns need a hundredth of this time.
 """
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}
-"""Pattern -> remaining seconds."""
+"""For each pattern: the number of seconds that its searches may still take."""
 
 
 def check(pattern: str) -> None:
@@ -44,7 +44,8 @@ def check(pattern: str) -> None:
 def matches(pattern: str, text: str) -> bool:
     """Return whether ``pattern`` matches somewhere in ``text``.
 
-    Raises: UsageError beyond `MAX_SECONDS`, or if all texts together take too long for their size.
+    Raises: UsageError if the search takes more than `MAX_SECONDS`, or if all searches together
+    exceed their time limit.
     """
     import regex
 

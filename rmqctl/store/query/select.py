@@ -1,9 +1,9 @@
-"""Selection of messages by topic, queue, offset, time, tag, key or any field, as for `read`.
+"""Selection of messages by topic, queue, offset, time, tag, key or any other field, as for `read`.
 
-With a topic, its consume queues are read (their entries decide, so that LMQ and batch queues are
-read correctly); without a topic, the log is scanned in physical order. Both yield pages
-(`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
-through a callback while reading continues.
+With a topic, its consume queues are read: their entries decide, so that LMQ and batch queues are
+read correctly. Without a topic, the log is scanned in physical order. In both cases the result is a
+sequence of pages (`pages.Page`), memory does not grow with the store, and damaged or missing parts
+are reported through a callback while reading continues.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ if TYPE_CHECKING:
 
 _FIRST_CHUNK, _CHUNK, _CHUNK_BYTES = 32, 4096, 2 << 20
 Rows = Array
-"""Columns of rows (int64): physical offsets, queue offsets, sizes, numbers of the queues."""
+"""Queue entries as the rows of an int64 array: physical offsets, queue offsets, sizes, and the
+numbers of the queues."""
 _SIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` is inclusive,
-    ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both inclusive.
-    ``starts``: only these queues, each from its own queue offset (then neither ``topic`` nor
-    ``from_offset``).
+    """The criteria that select messages. ``from_offset`` is a queue offset; ``from_phy`` is
+    inclusive, ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both
+    inclusive. ``starts``: read only these queues, each from its own queue offset; it excludes
+    ``topic`` and ``from_offset``.
     """
 
     topic: str | None = None
@@ -72,7 +73,9 @@ class Selection:
     starts: Mapping[tuple[str, int], int] | None = None
 
     def conditions(self) -> list[Condition]:
-        """Return everything except topic, queue and count as conditions, the cheapest first."""
+        """Return all criteria except topic, queue and count as conditions, the cheapest ones
+        first.
+        """
         conditions = [
             Condition(field, sign, value)  # type: ignore[arg-type]
             for field, sign, value in (
@@ -86,8 +89,8 @@ class Selection:
         return conditions + sorted(self.where, key=lambda condition: condition.cost)
 
     def tag_hashes(self) -> frozenset[int] | None:
-        """Return the hashes of the wanted tags, as consume queue entries contain them; None if the
-        condition on tags cannot be checked by hashes.
+        """Return the hashes of the wanted tags, which consume queue entries contain; None if hashes
+        cannot decide the condition on tags.
         """
         for condition in self.conditions():
             if (condition.field, condition.operator) == ("tags", "="):
@@ -98,7 +101,7 @@ class Selection:
         return None
 
     def in_log(self) -> list[Condition]:
-        """Return all conditions for messages in log order, including those on topic and queue."""
+        """Return all criteria as conditions, for a scan of the log, including topic and queue."""
         place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
                  ("queue_offset", ">=", self.from_offset))
         return [Condition(field, sign, value)  # type: ignore[arg-type]
@@ -106,7 +109,7 @@ class Selection:
 
 
 class Selector:
-    """Reads a selection from a store; ``view`` decides where queues and log end."""
+    """Reads the selected messages of a store; ``view`` decides where the queues and the log end."""
 
     def __init__(self, store: Store, selection: Selection, view: View,
                  report: Report = lambda _problem: None,
@@ -120,7 +123,7 @@ class Selector:
         """Yield the selected messages, page by page. A page is only valid until the next one is
         requested.
 
-        Raises: StoreIOError only if nothing can be read at all.
+        Raises: StoreIOError, but only if nothing can be read.
         """
         yield from limited(self._chosen_pages(), self.selection.count)
 
@@ -187,14 +190,16 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain a topic that has no queues: false if other topics have
-        queues.
+        """Return whether the log may contain messages of a topic without queues: if the topic's
+        queue files are missing, or if no topic has queues.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
-        """Return the range of queue offsets to read, limited by the requested times."""
+        """Return the range of queue offsets to read, which the requested offsets and times
+        limit.
+        """
         wanted = self.selection
         start, end = queue.first, queue.end
         if wanted.starts is not None:
@@ -252,8 +257,9 @@ class Selector:
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:
-        """Yield the messages that some rows point to; rows without a message are ``missing``. A
-        page ends before such rows, so that they are not reported if the caller stops there.
+        """Yield the messages to which the given rows point; rows that point to none are added to
+        ``missing``. A page ends before such a row, so that the row is not reported if the caller
+        stops at that page.
         """
         physical, _, size, number = rows
         # All at once, if each row points to a record of its queue.
@@ -278,7 +284,9 @@ class Selector:
             yield RecordPage(records)
 
     def _merged(self, queues: list[QueueRows]) -> Iterator[Rows]:
-        """Yield the rows of all queues in the order of the log; one queue keeps its own order."""
+        """Yield the rows of all queues, merged into the order of the log. The rows of one queue
+        keep their order.
+        """
         streams = [self._rows(number, queue) for number, queue in enumerate(queues)]
         if len(streams) == 1:
             yield from streams[0]
@@ -329,16 +337,16 @@ class Selector:
 
 
 def _belongs(queue: QueueRows, record: Record) -> bool:
-    """Return whether a row of the queue may point to a record. The rows of a light queue point to
-    messages of other topics.
+    """Return whether an entry of the queue may point to the record. Entries of a light queue point
+    to messages of other topics.
     """
     return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
         os.fsencode(queue.topic), queue.queue_id)
 
 
 def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
-    """Return whether the rows of the queues with these numbers may point to all records of a
-    batch.
+    """Return whether each record of a batch belongs to the queue whose entry points to it;
+    ``number``: for each record, the number of that queue.
     """
     names, ids = topics(batch), batch.column("queue_id")
     for which in np.unique(number).tolist():
@@ -351,8 +359,8 @@ def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
 
 
 def _with_rows(page: Page) -> Iterator[Page]:
-    """Yield the messages of a page that have a consume queue entry, which messages of unfinished
-    transactions do not have.
+    """Yield the messages of a page that have a consume queue entry. Messages of unfinished
+    transactions have none.
     """
     mask = np.fromiter(map(has_consume_queue_row, page.column("sys_flag")), bool, len(page))
     if mask.any():

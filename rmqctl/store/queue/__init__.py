@@ -1,3 +1,3 @@
-"""Consume queues (plain, batch and compacted), and the rows that readers build from their
+"""Consume queues (plain, batch and compacted), and the rows that readers get instead of their
 entries.
 """

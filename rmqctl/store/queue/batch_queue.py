@@ -13,9 +13,9 @@ _PIECE = UNIT_SIZE << 14
 
 
 class BatchQueue:
-    """Entries that each cover a run of queue offsets. Read-only.
+    """The entries of a batch consumequeue, each of which covers several queue offsets. Read-only.
 
-    A queue has few and small files (13.8 MB); entries are read a file at a time.
+    A queue has few files, and they are small (13.8 MB), so an entire file is read at a time.
     """
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
@@ -30,8 +30,8 @@ class BatchQueue:
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """Return all entries of file ``number``, used or not; a hole of any size becomes one
-        entry.
+        """Return all entries of file ``number``, used or not. A hole in the file is returned as one
+        entry, whatever its size.
         """
         parts, place = [], 0
         with self.files[number].open() as source:
@@ -45,8 +45,8 @@ class BatchQueue:
         return layout.UNIT.array(b"".join(parts))
 
     def used(self, number: int, log_end: int | None = None) -> Array:
-        """Return the leading valid entries of file ``number`` (whose record starts before
-        ``log_end``).
+        """Return the valid entries at the start of file ``number``; with ``log_end``, only those
+        whose record starts before that offset.
         """
         rows = self.rows_of(number)
         good = valid(rows)
@@ -55,7 +55,7 @@ class BatchQueue:
         return rows if good.all() else rows[:int(good.argmin())]
 
     def all_used(self, log_end: int | None = None) -> Array:
-        """Return the used entries of all files up to the first unused one."""
+        """Return the used entries of all files, up to the first unused entry."""
         parts = []
         for number in range(len(self.files)):
             rows = self.used(number, log_end)
@@ -65,8 +65,8 @@ class BatchQueue:
         return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
 
     def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
-        """Return (min, max) queue offset, where min skips entries of expired records; (0, 0) if
-        empty.
+        """Return (min offset, max offset) of the queue; the min offset skips entries of expired
+        records. (0, 0) if the queue is empty.
         """
         rows = self.all_used(log_end)
         if not len(rows):

@@ -1,8 +1,9 @@
-"""The compaction store of one queue (5.1+): a sparse index and a log of its own.
+"""The compaction store of one queue (5.1+): a log with only the kept messages, and a sparse index
+of that log.
 
-spec: timer-and-others-5x.md §2. A broker reads such topics only from here
-(`DefaultMessageStore.getMessage`), even before the first compaction. The commitlog contains their
-messages until it expires, including superseded ones and those without keys.
+spec: timer-and-others-5x.md §2. A broker reads the messages of compacted topics only from this
+store (`DefaultMessageStore.getMessage`), even before the first compaction. The commitlog contains
+their messages until it expires, including superseded messages and messages without keys.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
-"""Return the note on a topic or queue that is read from the compaction log."""
+"""The note on a topic or queue that is read from the compaction log."""
 _NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20
 
 
 class CompactionQueue(Closing):
-    """The kept messages of one queue, by queue offset. Read-only; a context manager."""
+    """The messages that the compaction store of one queue has, by queue offset. Read-only; a
+    context manager.
+    """
 
     def __init__(self, files: list[list[UnitRecord]], log: CommitLog) -> None:
         self.files, self.log = files, log
@@ -72,14 +75,14 @@ class CompactionQueue(Closing):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """(min, max) queue offset; (0, 0) if empty."""
+        """The min and max queue offset; (0, 0) if the queue is empty."""
         units = [unit for units in self.files for unit in units]
         if not units:
             return 0, 0
         return units[0].msg_base_offset, units[-1].msg_base_offset + 1
 
     def file_units_from(self, offset: int) -> list[UnitRecord]:
-        """Return the units with queue offset ``offset`` and above in the first file that has
+        """Return the units with a queue offset of at least ``offset``, from the first file that has
         any.
         """
         for units in self.files:
@@ -89,7 +92,9 @@ class CompactionQueue(Closing):
         return []
 
     def record(self, unit: UnitRecord) -> Record | None:
-        """Return the message of a unit; its ``physical_offset`` refers to the compaction log."""
+        """Return the message to which a unit points; its ``physical_offset`` refers to the
+        compaction log.
+        """
         return self.log.record_at(unit.physical_offset, unit.size)
 
     def alone(self, first_in_log: int) -> list[UnitRecord]:
@@ -102,7 +107,7 @@ class CompactionQueue(Closing):
 
 
 class CompactedRows(BatchRows):
-    """A compacted queue with the interface of a queue of rows; physical offsets refer to the
+    """A compacted queue with the interface `QueueRows`; its physical offsets refer to the
     compaction log.
     """
 
@@ -118,8 +123,8 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """Yield the messages in ``[start, end)`` of the compaction log; an entry without one is a
-        damaged span of its batch.
+        """Yield the messages in ``[start, end)`` of the compaction log, in batches. For an entry
+        that points to no message of the queue, its batch gets a damaged span.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -150,8 +155,8 @@ def served_queues(store: Store) -> Iterator[tuple[str, int]]:
 
 
 def is_served(store: Store, topic: str, queue_id: int) -> bool:
-    """Return whether a broker reads a queue from its compaction log. Without a configuration, an
-    existing folder of the compaction log proves it.
+    """Return whether a broker reads a queue from its compaction log. Without a topic configuration,
+    it does if the folder of the compaction log exists.
     """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return False
@@ -164,8 +169,8 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic like `topic_rows`; in a view of compacted topics, queues that a
-    broker reads from a compaction log have its contents.
+    """Return the queues of a topic like `topic_rows`. In a view with compacted topics, a queue that
+    a broker reads from a compaction log has the contents of that log.
     """
     queues = topic_rows(store, topic, queue_id, view, report)
     if not view.compacted or view.generation < _SINCE:
@@ -183,8 +188,8 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """Return the first queue offset whose message the commitlog still contains; without a queue all
-    messages are gone.
+    """Return the first queue offset whose message is still in the commitlog; `LAST` if the topic
+    has no such queue, because then all messages are gone.
 
     Raises: StoreIOError.
     """
@@ -195,12 +200,12 @@ def first_in_log(store: Store, topic: str, queue_id: int) -> int:
 
 
 def compacted_queues(store: Store, topic: str) -> list[int]:
-    """Return the queues of a topic that have a compaction log."""
+    """Return the ids of the topic's queues that have a compaction log."""
     return queue_ids(store, f"{_FOLDER}/{_LOG}", topic)
 
 
 def _units(path: str) -> list[UnitRecord]:
-    """Return the used units of an index file, up to its end unit."""
+    """Return the used units of an index file, up to the unit that marks its end."""
     with FileSource(path) as source:
         data = source.read(0, source.size)
     units = []

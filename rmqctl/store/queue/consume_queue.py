@@ -1,9 +1,9 @@
-"""The consume queue of one topic and queue: entries by queue offset, and bounds as a broker sees
-them.
+"""The consume queue of one topic and queue id: entries by queue offset, and the bounds that a
+broker computes.
 
-``bounds`` follows the broker's recovery of a queue (spec: consumequeue.md §5-§6): the unused rest
-of a file ends it, entries whose record is not in the log do not count, and padding entries are not
-messages.
+The bounds follow the broker's recovery of a queue (spec: consumequeue.md §5-§6): the queue ends at
+the first unused entry of a file, entries whose record is not in the log do not count, and padding
+entries are not messages.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
-"""Number of queues from which on a broker has many queues, most of which are short."""
+"""Bytes of a file's first page, and of the first read at its start."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""Bytes of units before the end of a sampled file that are read, and the number of units that are
-read at once to find a position in the file.
+"""For a file whose end was found by sampling: the bytes before that end that are read, and the
+number of units that are read at once in a search for a physical offset.
 """
 MAX_OPEN = 128
-"""Maximum number of queues with an open file: a process may have only 1,024 descriptors."""
+"""Maximum number of queues that keep a file open: a process may have only 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
 _PAGE_OF_ONE = 200 * UNIT_SIZE
 """Bytes that are read around a single entry, because adjacent entries are usually requested
 next.
 """
 MAX_KEPT = 32 << 20
-"""Maximum bytes of cached entries of all short queues."""
+"""Maximum bytes of entries that all queues together cache."""
 
 
 class ConsumeQueue:
     """The entries of one topic and queue, in files or in RocksDB. Read-only.
 
-    Entries are 20-byte units by queue offset; entries that were never written between others read
-    as zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a database.
-    ``exists``: any part of the queue exists. ``files`` are its files if it has any, ``folder`` is
-    its path, ``troubles`` the unusable parts.
+    An entry is a unit of 20 bytes, found by its queue offset; an entry that was never written reads
+    as zeros. `FileQueue` reads entries from files, `rmqctl.store.rocksdb.queues.RocksQueue` from a
+    database. ``exists``: whether any part of the queue exists. ``files``: its files, if it has any;
+    ``folder``: its path; ``troubles``: its unusable parts.
     """
 
     file_size = 0
     in_rocksdb = False
     why_unread = ""
-    """The reason why requested entries read as zeros although they may not be zero; else ""."""
+    """The reason why requested entries could not be read and are returned as zeros; "" if all
+    were read."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble]) -> None:
@@ -69,22 +70,22 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def units(self, first: int, count: int) -> Array:
-        """Return the entries ``[first, first + count)`` as a structured array; they end at a hole
-        in the files or at the end.
+        """Return the entries ``[first, first + count)`` as a structured array, which ends early at
+        a missing file or at the end of the queue.
 
         Raises: StoreIOError.
         """
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """Return the entries for readers that continue after damage: zeros for entries in a damaged
-        block, and with the store times (ms, ``store_timestamp``) as the last field if the entries
-        have them, as in RocksDB.
+        """Return entries for readers that continue after damage: entries in a damaged block are
+        zeros. If the entries have store times, as in RocksDB, these are the last field
+        (``store_timestamp``, ms).
         """
         return self.units(first, count)
 
     def close(self) -> None:
-        """Close the open files; the queue can still be read again."""
+        """Close the open files. The queue can still be read afterwards."""
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         """Return one entry; None outside the files."""
@@ -96,12 +97,14 @@ class ConsumeQueue:
         return UnitRecord(*(int(value) for value in rows[0]))
 
     def noted_time(self, queue_offset: int) -> int | None:
-        """Return the store time (ms) of an entry; None if entries have none, as in files."""
+        """Return the store time (ms) in an entry; None for a queue in files, whose entries have
+        none.
+        """
 
     def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
             tuple[int, Array]]:
-        """Yield (queue offset of the first entry, entries) over ``[first, end)``, a bounded page at
-        a time.
+        """Yield (queue offset of the first entry, entries) for each page of ``[first, end)``; the
+        size of a page is limited.
         """
         number = first
         while number < end:
@@ -113,20 +116,20 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """(first, end) queue offsets of the parts that a broker checks separately: each file, or
-        all entries if there are no files.
+        """The ranges (first, end) of queue offsets that a broker checks separately: one for each
+        file, or a single one if the queue has no files.
         """
         raise NotImplementedError
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of pieces of at most ``page`` entries that together cover the queue;
-        unreadable parts are omitted.
+        """Yield (first, count) of ranges with at most ``page`` entries that together cover the
+        queue; unreadable parts are omitted.
         """
         raise NotImplementedError
 
     def next_row(self, first: int, end: int) -> int:
         """Return the first queue offset in ``[first, end)`` that has an entry in RocksDB; ``end``
-        if there is none.
+        if no entry exists.
         """
         raise NotImplementedError
 
@@ -134,7 +137,7 @@ class ConsumeQueue:
 
     @property
     def first_index(self) -> int:
-        """The queue offset of the first entry on disk (earlier ones have expired)."""
+        """The queue offset of the first entry on disk; earlier entries have expired."""
         raise NotImplementedError
 
     @property
@@ -144,31 +147,33 @@ class ConsumeQueue:
 
     @property
     def disk_end(self) -> int:
-        """The queue offset after the last nonzero entry on disk, with or without gaps."""
+        """The queue offset after the last nonzero entry on disk, even if entries before it are
+        missing.
+        """
         raise NotImplementedError
 
     def valid_bytes(self, number: int) -> int:
-        """Return the bytes of the leading run of valid units in a file.
+        """Return the length in bytes of the valid units at the start of a file.
 
         Raises: StoreIOError.
         """
         raise NotImplementedError
 
     def recovered_end(self, log_end: int) -> int:
-        """Return the queue offset after the last entry that a broker keeps if its log ends at
-        ``log_end``.
+        """Return the queue offset after the last entry that a broker keeps when it truncates the
+        log at ``log_end``.
         """
         raise NotImplementedError
 
     def cut_at(self, log_end: int) -> int | None:
         """Return the end to which a broker resets a queue in RocksDB when it truncates the log at
-        ``log_end``; None if it leaves the queue as it is.
+        ``log_end``; None if it does not change the queue.
         """
         raise NotImplementedError
 
     def filler_end(self) -> int:
-        """Return the first entry that is not a padding entry (a placeholder for an entry that was
-        never written).
+        """Return the queue offset of the first entry that is not a padding entry (a placeholder for
+        an entry that was never written).
         """
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
         for first, rows in self.pages(self.first_index, self.written):
@@ -178,15 +183,15 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """Return the min offset by a broker's rule: the queue offset of the first entry before
-        ``end`` whose record is not expired, if the log begins at ``log_min``. ``generation``: 4 or
+        """Return the min offset by a broker's rule for a log that begins at ``log_min``: the queue
+        offset of the first entry before ``end`` whose record has not expired. ``generation``: 4 or
         5.
         """
         raise NotImplementedError
 
     def max_physical(self, end: int) -> int:
-        """Return physical offset + size of entry ``end - 1``, up to which the log was dispatched;
-        -1 without one.
+        """Return the physical offset after the record of entry ``end - 1``, up to which the log was
+        dispatched; -1 if that entry does not exist.
         """
         last = self.unit(end - 1) if end > 0 else None
         return last.physical_offset + last.size if last is not None and last.is_valid else -1
@@ -198,7 +203,7 @@ class FileQueue(ConsumeQueue):
     """
 
     kept = 0
-    """Bytes of the entries that all queues have cached."""
+    """Bytes of entries that all queues together have cached."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:
@@ -210,17 +215,18 @@ class FileQueue(ConsumeQueue):
         self._valid: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
-        """The first and the last entry, by queue offset, once they have been found. If a broker has
-        many queues, most queues are read no further.
+        """The first and the last entry, by queue offset, once they have been found. A broker may
+        have many queues; of most of them, no other entries are read.
         """
         self._rows: dict[int, bytes] = {}
-        """File number -> all entries of a file with few entries; if a broker has many queues, most
-        files are such. Written entries do not change.
+        """For the number of each file with few entries: all its entries. If a broker has many
+        queues, most files are like this. Entries do not change after they were written.
         """
         self._leading: dict[int, bytes] = {}
-        """File number -> the leading run of valid entries of a longer file."""
+        """For the number of a longer file: the valid entries at its start."""
         self._page: tuple[int, int, bytes] | None = None
-        """The last page from which a single entry was read: number of the file, position, bytes."""
+        """The last page from which a single entry was read: number of the file, position in the
+        file, bytes."""
         self._lender: FileQueue | None = None
 
     def __del__(self) -> None:
@@ -231,7 +237,9 @@ class FileQueue(ConsumeQueue):
             type(self).kept -= len(self._page[2])
 
     def again(self) -> FileQueue:
-        """Return the queue for another thread, with its own open files and a shared cache."""
+        """Return a copy of this queue for another thread, with its own open files and the same
+        cache.
+        """
         other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
                           self.file_size)
         other._valid, other._used, other._edges = self._valid, self._used, self._edges
@@ -297,8 +305,8 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """The end that a broker's recovery finds; it reads only the last three files, unit by unit,
-        up to the first invalid unit.
+        """The end that a broker's recovery finds, which reads only the last three files, unit by
+        unit, up to the first invalid unit.
         """
         if self._written is None:
             self._written = self._find_written()
@@ -337,8 +345,8 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _sampled(self, source: FileSource) -> int:
-        """Return the bytes of a long run of valid units whose end was found by sampling; 0 if the
-        file must be read.
+        """Return the length in bytes of the valid units at the start of a file whose end was found
+        by sampling; 0 if the file must be read.
         """
         end = source.sampled_end
         if end is None or end <= 2 * _LAST:
@@ -348,7 +356,7 @@ class FileQueue(ConsumeQueue):
         return end - _LAST + good if good and not any(data[good:]) else 0
 
     def used_bytes(self, number: int) -> int:
-        """Return the bytes of a file up to and including its last nonzero unit.
+        """Return the length in bytes of a file up to and including its last nonzero unit.
 
         Raises: StoreIOError.
         """
@@ -361,8 +369,8 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _few(self, number: int, source: FileSource) -> bytes | None:
-        """Return all entries of a file if the file has a hole after its first page, which then
-        contains all of them.
+        """Return all entries of a file if they fit into its first page; None if more data
+        follows.
         """
         rows = self._rows.get(number)
         if rows is None and FileQueue.kept < MAX_KEPT:
@@ -377,7 +385,7 @@ class FileQueue(ConsumeQueue):
         return rows
 
     def _kept(self, number: int) -> bytes | None:
-        """Return the kept entries of a file, from the first one on; None if none are kept."""
+        """Return the cached entries at the start of a file; None if none of them are cached."""
         return self._rows.get(number, self._leading.get(number))
 
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
@@ -398,8 +406,8 @@ class FileQueue(ConsumeQueue):
         return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
-        """Return the entry at a byte offset of the queue from the page around it; None if that page
-        contains no valid entry there, because an entry may be written later.
+        """Return the entry at a byte offset of the queue, with a read of the page around it. If the
+        page has no valid entry at that offset, return None: the entry may have been written since.
         """
         number = bisect_right(self._bases, at) - 1
         position = at - self._bases[number] if number >= 0 else -1
@@ -435,8 +443,8 @@ class FileQueue(ConsumeQueue):
             log_end)
 
     def truncated(self, log_end: int) -> int:
-        """Return the queue offset after the last entry that a broker keeps if its log ends at
-        ``log_end``.
+        """Return the queue offset after the last entry that a broker keeps when it truncates the
+        log at ``log_end``.
 
         spec: consumequeue.md §6, truncateDirtyLogicFiles, which accepts the first unit of a file
         without checking its size.
@@ -471,8 +479,8 @@ class FileQueue(ConsumeQueue):
         return first if log_min == 0 else self._corrected(first, end, log_min, generation)
 
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
-        """Return the result of correctMinOffset: the first entry of the first file whose record is
-        not expired.
+        """Return the result of a broker's correctMinOffset: the first entry of the first file whose
+        record has not expired.
         """
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
@@ -486,9 +494,9 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Return a range of entries of the first file that contains the first entry from
-        ``log_min`` on: all entries, unless the file is sampled, since its entries are then assumed
-        to ascend.
+        """Return the range of entries of the first file in which the first one that points to
+        ``log_min`` or after it must be. Without sampling, these are all entries; with sampling, the
+        entries are assumed to ascend.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end
@@ -504,7 +512,9 @@ class FileQueue(ConsumeQueue):
 
 
 def plain_units(rows: Array) -> Array:
-    """Return the units at the start of entries like those of `ConsumeQueue.timed_units`."""
+    """Return the units (20 bytes) with which entries like those of `ConsumeQueue.timed_units`
+    begin.
+    """
     raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, rows.itemsize)
     units: Array = np.ascontiguousarray(raw[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
     return units
@@ -517,14 +527,14 @@ def valid(rows: Array) -> Array:
 
 
 def _leading(data: bytes) -> int:
-    """Return the bytes of the leading run of valid units."""
+    """Return the length in bytes of the valid units at the start of ``data``."""
     good = valid(np.frombuffer(data, UNIT.dtype()))
     return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
 
 
 def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
-    """Return the bytes of the leading run of valid units in a consume queue file; its entries are
-    added to ``kept`` if they are at most ``room``.
+    """Return the length in bytes of the valid units at the start of a consume queue file. If it is
+    at most ``room``, the units are added to ``kept``.
     """
     # Zeros follow the data, and a zero unit is invalid: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)
@@ -545,6 +555,8 @@ def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) ->
 
 
 def last_used(source: FileSource, size: int) -> int:
-    """Return the bytes of a consume queue file up to and including the last nonzero unit."""
+    """Return the length in bytes of a consume queue file up to and including its last nonzero
+    unit.
+    """
     end = size - size % UNIT_SIZE
     return min(-(-used_end(source, 0, end) // UNIT_SIZE) * UNIT_SIZE, end)

@@ -1,4 +1,4 @@
-"""Detection of the light queues of a store from its files and from known broker settings."""
+"""Determines the light queues of a store from its files and from known broker settings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SPARSE = 1 << 12
 
 
 def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int) -> LightQueues:
-    """Return the light queues by a store's plain ``queues`` and the known ``settings`` of its
-    broker (names of `Settings`).
+    """Return the light queues of a store, from its plain ``queues`` and the known ``settings`` of
+    its broker (named as in `Settings`).
 
-    The broker's configuration decides if it is known, else the files.
+    If the broker's configuration is known, it decides, otherwise the files.
 
     With multi-dispatch off, no further entry is ever written. If it is unknown whether
     multi-dispatch was on, a 5.x store with queues but no light queue may belong to a broker with
-    only enableLmq, which assigns queue offsets in light queues and writes no entries. A store with
-    light queues may have been switched at any time: a setting that is on now does not mean that it
-    was on when a message arrived. If no queue has an entry, the entries of light queues are lost
-    too.
+    only enableLmq, which assigns queue offsets in light queues but writes no entries. In a store
+    with light queues, the setting may have changed at any time: that it is on now does not mean
+    that it was on when a message arrived. If no queue has an entry, the entries of light queues are
+    lost, too.
     """
     lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
@@ -43,8 +43,8 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
-    """Return a boolean array: whether the entries of a plain queue at queue offsets ``offset``
-    point to ``physical``.
+    """Return a boolean array: whether the entry of a plain queue at each of the queue offsets
+    ``offset`` points to the corresponding element of ``physical``.
     """
     is_leading: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)

@@ -1,8 +1,8 @@
-"""The queues of a topic, plain and batch alike, as runs of rows that point into the log.
+"""The queues of a topic, plain or batch, as sequences of rows that point into the log.
 
 A row is (queue offset, physical offset, size), which is all that a reader needs of a consume queue
-entry. Padding entries and entries of expired messages are omitted; entries that point beyond the
-end of the log are after `end`. Rows that point to no record are reported in runs.
+entry. Padding entries and entries of expired messages are omitted. `end` is before the entries that
+point beyond the end of the log. Consecutive rows that point to no record are reported together.
 """
 
 from __future__ import annotations
@@ -27,51 +27,52 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
-"""Milliseconds by which a broker's clock may have been set back, so that store times are not
-ascending: a search by time is extended by this much.
+"""Maximum milliseconds by which a broker's clock is assumed to have been set back, so that store
+times are not ascending. A search by time is extended by this much.
 """
 
 
 class QueueRows(Protocol):
-    """One queue for readers. ``first`` and ``end`` are queue offsets."""
+    """The interface of a queue for readers. ``first`` and ``end`` are queue offsets."""
 
     topic: str
     queue_id: int
     log: CommitLog
-    """The log that the rows point into."""
+    """The log to which the physical offsets of the rows refer."""
     first: int
     end: int
     behind: int
-    """Number of rows on disk after ``end``: they point to no record because the log is
+    """Number of rows on disk after ``end``, which point to no record because the log was
     truncated."""
     unused: list[int]
-    """Queue offsets of zero rows that are followed by other rows, as far as `pages` has read."""
+    """Queue offsets of zero rows that are followed by nonzero rows, among the rows that `pages`
+    has read."""
 
     @property
     def why_unread(self) -> str:
-        """The reason why some of these rows could not be read; "" if they are zero."""
+        """The reason why some of the zero rows could not be read; "" if they are really zero."""
         ...
 
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
             tuple[Array, Array, Array]]:
-        """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``; with
-        ``tags`` (hashes), only of those that may point to a message with one of these tags.
+        """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``. With
+        ``tags`` (hashes), only rows that may point to a message with one of these tags are yielded.
         """
         ...
 
     def backward(self) -> Iterator[tuple[int, int]]:
-        """Yield (physical offset, size) of all rows, the last one first."""
+        """Yield (physical offset, size) of all rows, from the last to the first."""
         ...
 
     def at_or_after(self, when: int) -> int:
-        """Return the queue offset of the first row stored at ``when`` or later (`end` if there is
-        none).
+        """Return the queue offset of the first row whose message was stored at ``when`` or later;
+        `end` if there is none.
         """
         ...
 
 
 class PlainRows:
-    """A consume queue with 20-byte units."""
+    """The rows of a consume queue with 20-byte units."""
 
     def __init__(self, queue: ConsumeQueue, view: View) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
@@ -119,7 +120,9 @@ class PlainRows:
 
 
 class BatchRows:
-    """A batch consume queue: a row's queue offset is the first one that it covers."""
+    """The rows of a batch consume queue; the queue offset of a row is the first one that its entry
+    covers.
+    """
 
     why_unread = ""
 
@@ -152,11 +155,11 @@ class BatchRows:
 
 
 def _may_have(codes: Array, tags: Collection[int]) -> Array:
-    """Return a boolean array: whether each row, by its tag code, may point to a message with a tag
-    of one of these hashes.
+    """Return a boolean array: whether the message of each row may have a tag with one of these
+    hashes, according to the row's tags code.
 
     A code that is not a hash is a time or an address in ConsumeQueueExt. A code that no other row
-    of the page has may be damaged: such rows are read, and the message decides.
+    of the page has may be damaged: such a row is read, and the message decides.
     """
     codes = codes.astype(np.int64)
     order = np.argsort(codes, kind="stable")
@@ -173,7 +176,7 @@ def _may_have(codes: Array, tags: Collection[int]) -> Array:
 
 
 def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
-    """Return the queue ids that have a folder for ``topic`` in a structure, ascending."""
+    """Return, in ascending order, the queue ids that have a folder for ``topic`` in a structure."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return []
     if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
@@ -194,7 +197,8 @@ def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
 
 def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
                report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic that have files, by queue id: all, or the one of ``queue_id``.
+    """Return the queues of a topic that have files, by queue id; with ``queue_id``, only that
+    queue.
 
     Unreadable queues are reported and omitted.
     """
@@ -230,7 +234,7 @@ def has_queue_files(store: Store, topic: str) -> bool:
 
 
 def topics_on_disk(store: Store) -> list[str]:
-    """Return every topic that has a folder of queues, in any structure, sorted."""
+    """Return, sorted, every topic that has a folder of queues in any structure."""
     topics: set[str] = set()
     if store.layout.consumequeue == "rocksdb":
         topics.update(topic for topic, _ in store.known_queues)
@@ -241,8 +245,8 @@ def topics_on_disk(store: Store) -> list[str]:
 
 
 class MissingRows:
-    """Collector of rows that point to no message of their queue; each run of such rows is reported
-    when it ends.
+    """Collects rows that point to no message of their queue, and reports consecutive rows
+    together.
     """
 
     def __init__(self, log: CommitLog, queues: Sequence[QueueRows], report: Report) -> None:
@@ -250,7 +254,7 @@ class MissingRows:
         self._runs: dict[int, tuple[int, int, int, int, int]] = {}
 
     def add(self, number: int, offset: int, physical: int, size: int) -> None:
-        """Add a row of queue ``number``; rows of one queue are added in ascending order."""
+        """Add a row of the queue ``number``; the rows of a queue are added in ascending order."""
         run = self._runs.get(number)
         if run is not None and offset == run[1] + 1:
             self._runs[number] = (run[0], offset, *run[2:4], run[4] + 1)
@@ -260,7 +264,7 @@ class MissingRows:
         self._runs[number] = offset, offset, physical, size, 1
 
     def finish(self) -> None:
-        """Report the open runs."""
+        """Report the rows that were not reported yet."""
         for number in sorted(self._runs):
             self._tell(number)
         self._runs.clear()

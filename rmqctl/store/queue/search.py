@@ -1,8 +1,8 @@
-"""Search in the consume queue of a store or of a tier, by physical offset or time.
+"""Search in a consume queue of a store or of a tier, by physical offset or by time.
 
-Both have one 20-byte unit for each queue offset, with the physical offset, size and tags code of a
-message. Their messages are in the log in the order of the queue, which is nearly that of their
-store times. So both are searched by bisection.
+Both kinds of queue have a 20-byte unit for each queue offset, with the physical offset, size and
+tags code of a message. The messages are in the log in the order of the queue, which is nearly the
+order of their store times. So the search for an offset or a time is a bisection.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ class QueueUnits(Protocol):
     """The interface of a queue to search: a store's `ConsumeQueue` or a tier's `FlatQueue`."""
 
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """Return (physical offset of the message, size, tags code); None if missing."""
+        """Return (physical offset of the message, size, tags code) of a unit; None if the unit is
+        missing.
+        """
         ...
 
 
 def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
     """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it;
-    without one the greater of ``high`` and ``low``.
+    if there is none, ``high`` (or ``low``, if it is greater).
 
-    ``gap``: the physical offset assumed for a queue offset without a unit: before all others, or
-    `LAST`.
+    ``gap``: the physical offset to assume for a queue offset without a unit: -1 or `LAST`.
 
     Raises: StoreIOError.
     """
@@ -51,8 +52,8 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
     """Return the first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or
     later; ``high`` if there is none.
 
-    ``time_of`` returns the store time at a queue offset, None if no message can be read: then the
-    next readable message is used, among at most ``patience`` messages.
+    ``time_of`` returns the store time of the message at a queue offset; None if the message cannot
+    be read. Then the next readable message is used; at most ``patience`` messages are tried.
     """
     while low < high:
         middle = (low + high) // 2
@@ -69,13 +70,13 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return the physical offset at which a queue began, which is the offset of its message with
-    queue offset 0; 0 if uncertain.
+    """Return the physical offset at which a queue began: that of its message with queue offset 0.
+    Return 0 if it is uncertain.
 
     When a topic is deleted, its consume queues are deleted too; its messages stay in the log until
     they expire. If it is created again, its queue offsets start from 0, and the log has two
-    messages with the same queue offset. The messages of one queue are in the order of their queue
-    offsets, so everything before the message with queue offset 0 belongs to the earlier queue. No
+    messages with the same queue offset. The messages of a queue are in the order of their queue
+    offsets, so all messages before the one with queue offset 0 belong to the deleted queue. No
     checksum covers these fields, so entry and message must match.
     """
     try:

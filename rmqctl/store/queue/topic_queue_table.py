@@ -1,8 +1,8 @@
 """The topicQueueTable: the next queue offset of every queue (spec: recovery.md §5).
 
-A broker keeps it in memory and rebuilds it from the consume queues when it starts. Here it is
-computed in one pass over the commitlog, and also from the consume queues, so that the two can be
-compared. The keys of a broker's table are ``topic-queueId``.
+A broker keeps this table in memory and rebuilds it from the consume queues when it starts. This
+module computes it in one pass over the commitlog, and also from the consume queues, so that the
+results can be compared. The keys of a broker's table are ``topic-queueId``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Next queue offset of one queue according to the log and to its consume queue; None: unknown.
+    """The next queue offset of one queue, according to the log and according to its consume queue;
+    None: unknown.
 
-    ``expired``: the start of the log has expired, so it need not contain a message of every queue.
+    ``expired``: whether the start of the log has expired, so that the log need not contain a
+    message of every queue.
     """
 
     topic: str
@@ -47,22 +49,24 @@ class TableRow:
 
     @property
     def key(self) -> str:
-        """The key in a broker's table, for example ``TopicTest-3``."""
+        """The queue's key in a broker's table, for example ``TopicTest-3``."""
         return f"{self.topic}-{self.queue_id}"
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether both values are equal; None if only one of them is known."""
+        """Return whether log and consume queue give the same offset; None if only one of them is
+        known.
+        """
         if not self.compared or (self.from_log is None and self.expired):
             return None
         return (self.from_log or 0) == (self.from_consumequeue or 0)
 
     def next_offset(self, source: Source = "log") -> int | None:
-        """Return the value of the table according to a source.
+        """Return the queue's next offset according to a source.
 
-        The log contains no message of a queue whose messages have all expired, so the value of the
-        consume queue is used. For ``both``, the greater value is returned, so that no offset is
-        used twice.
+        If all messages of a queue have expired, the log contains none of them, and the offset of
+        the consume queue is used. For ``both``, the greater offset is returned, so that no offset
+        is assigned twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue
@@ -78,11 +82,11 @@ class TableRow:
 def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
             progress: Callable[[int], None] | None = None, report: Report | None = None,
             range_size: int = ranges.RANGE_SIZE) -> list[TableRow]:
-    """Return the rows of all queues that ever had a message, by topic and queue id.
+    """Return the rows of all queues that ever had a message, sorted by topic and queue id.
 
-    In the disk view every provable record counts, also after damage; in the broker view the log
-    ends where a broker's recovery would truncate it. With the source ``consumequeue`` the log is
-    not read. Problems go to ``report``.
+    In the disk view every provable record counts, including records after damage; in the broker
+    view the log ends where a broker's recovery would truncate it. With the source ``consumequeue``,
+    the log is not read. ``report`` is called with each problem.
 
     Raises: StoreIOError if a file of the log cannot be read.
     """
@@ -101,8 +105,8 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
 
 
 def disagreements(rows: Collection[TableRow]) -> list[str]:
-    """Return the differences between log and consume queues in one sentence; empty if there are
-    none.
+    """Return a sentence on the differences between log and consume queues; "" without
+    differences.
     """
     differing = [row for row in rows if row.agrees is False]
     if not differing:
@@ -145,8 +149,8 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _RangeReach:
-    """The result of one range of the log, with its damaged ``spans`` and its unreadable parts
-    (``troubles``).
+    """The result for one range of the log: the queue offsets in it (``reach``), its damaged
+    ``spans`` and its unreadable parts (``troubles``).
     """
 
     first: int
@@ -177,7 +181,7 @@ def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
-    """Return the offsets of each queue according to the log: (topic, queue id) -> offsets."""
+    """Return the queue offsets of each queue (topic, queue id) that the log contains."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     work = partial(_work, view.generation, store.light_queues)
@@ -195,7 +199,7 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
 
 
 class _Spans:
-    """Damaged spans: their number, their bytes, the first and the last one."""
+    """A summary of damaged spans: their number, their total bytes, the first and the last span."""
 
     def __init__(self) -> None:
         self.count = self.length = 0

@@ -1,9 +1,9 @@
 """Entries of consume queue files and of index files as Arrow record batches.
 
-A range of rows of one file at a time, in bounded batches, with the requested columns. Values that
-follow from a file's path (store, topic, queue id, file name) are the same for all its rows and are
-not included. Bytes are not validated: a file that is too short has fewer rows, and an incomplete
-row at its end is omitted. An unreadable file raises StoreIOError.
+Each function reads a range of rows of one file, in batches of limited size, with the requested
+columns. Values that the path of the file determines (store, topic, queue id, file name) are not
+included. Bytes are not validated: a file that is too short has fewer rows, and an incomplete row at
+its end is omitted. An unreadable file raises StoreIOError.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ ROWS = 100_000
 
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield the used rows ``[start, end)`` of a consume queue file (20-byte units, counted from 0).
+    """Yield the used rows among rows ``[start, end)`` of a consume queue file (20-byte units,
+    counted from 0).
 
-    These are all rows except zeros and padding entries, including damaged ones. Columns:
+    Used rows are all rows except zeros and padding entries; damaged rows are included. Columns:
     `QUEUE_COLUMNS`.
     """
     first = file.base // consume_queue.UNIT_SIZE
@@ -63,9 +64,10 @@ def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end:
 
 def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
                         end: int | None = None, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield the nonzero rows ``[start, end)`` of a batch consume queue file (46-byte units).
+    """Yield the nonzero rows among rows ``[start, end)`` of a batch consume queue file (46-byte
+    units).
 
-    Each row is a batch: its ``queue_offset`` is the first one that the batch covers.
+    Each row is a batch of messages; its ``queue_offset`` is the first one that the batch covers.
     """
     with file.open() as source:
         for first_unit, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
@@ -75,7 +77,7 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
 
 
 def index_entries(file: StoreFile, shape: IndexShape | None = None) -> int:
-    """Return the number of used entries of an index file, by its header and its size.
+    """Return the number of used entries of an index file, according to its header and its size.
 
     Raises: StoreIOError if the file cannot be read, or its shape is unknown.
     """
@@ -88,11 +90,11 @@ def index_entries(file: StoreFile, shape: IndexShape | None = None) -> int:
 
 def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: int | None = None,
                   rows: int = ROWS, shape: IndexShape | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the used entries of an index file with numbers ``[start, end)``. Columns:
+    """Yield the used entries with numbers ``[start, end)`` of an index file. Columns:
     `INDEX_COLUMNS`.
 
-    The header counts the used entries, which start at 1. ``shape`` is the shape of the file if
-    known; else it is determined from the file.
+    The number of used entries is in the header; the first one has the number 1. ``shape``: the
+    shape of the file; if None, it is determined from the file.
 
     Raises: StoreIOError like `index_entries`.
     """
@@ -110,7 +112,9 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
 
 def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
            origin: int = 0) -> Iterator[tuple[int, Array]]:
-    """Yield (number of the first unit, units) of ``[start, end)``; unit 0 is at ``origin``."""
+    """Yield (number of the first unit, units) for each page of the units ``[start, end)``; unit 0
+    is at position ``origin``.
+    """
     width = kind.itemsize
     most = max(source.size - origin, 0) // width
     number, end = max(start, 0), most if end is None else min(end, most)
@@ -135,8 +139,8 @@ def _used(units: Array) -> Array:
 
 def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of rows; ``number``: the number of each unit in its file, None without a
-    file.
+    """Yield rows in batches; ``number``: the number of each unit in its file, None for a queue
+    without files.
     """
     if len(units):
         none = pa.nulls(len(units), QUEUE_COLUMNS["position"].type)
@@ -151,7 +155,7 @@ def _native(values: Array, kind: pa.DataType) -> pa.Array:
 
 
 def _open_index(file: StoreFile, shape: IndexShape | None) -> IndexFile | None:
-    """Return the opened index file; None for a file that is too short for an entry."""
+    """Return the opened index file; None for a file that is too short to have an entry."""
     try:
         if shape is None:
             return open_index(file)

@@ -1,7 +1,8 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
-The library writes into the folder that it opens, even for reading. So it opens a temporary folder
-(`mirror`) instead, which is removed at the end. Entries in the write-ahead logs are read too.
+Even for reading, the RocksDB library writes into the folder that it opens. So it opens a temporary
+folder instead (`mirror`), which is removed at the end. Entries in the write-ahead logs are read,
+too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""The number of times that a database is read again if files vanish (a running broker deletes
-files), and the seconds between attempts.
+"""Number of attempts to read a database whose files vanish (a running broker deletes files), and
+the seconds between attempts.
 """
 _OPEN_TABLES = 500
-"""Maximum number of tables that are kept open, so that they need not be opened again, when a
-running broker may have deleted them.
+"""Maximum number of tables that are kept open. A running broker may have deleted them, so they
+could not be opened again.
 """
 
 
 class Database(Closing):
     """A database opened for reading. Use `open`; it is a context manager.
 
-    ``families`` are the names of its column families. ``damage``: sentences on damage in a part of
-    it, while the rest is read.
+    ``families``: the names of its column families. ``damage``: sentences on damage in a part of the
+    database; the rest is read.
     """
 
     def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
@@ -47,8 +48,9 @@ class Database(Closing):
     def open(cls, folder: str) -> Database:
         """Open the database in ``folder``.
 
-        Raises: FormatError if it is too damaged to be opened (for a broker too), StoreIOError if
-        the system refuses to read a file, MissingExtraError without the library.
+        Raises: FormatError if it is too damaged to be opened (a broker cannot open it either),
+        StoreIOError if the operating system cannot read a file, MissingExtraError if the library is
+        not installed.
         """
         try:
             import rocksdict  # noqa: F401  asked for before anything is copied
@@ -91,11 +93,13 @@ class Database(Closing):
 
     def items(self, family: str, start: bytes = b"", end: bytes | None = None) -> Iterator[
             tuple[bytes, bytes]]:
-        """Yield (key, value) of a family with keys in ``[start, end)``, ascending (bytewise).
+        """Yield (key, value) for the keys of a family in ``[start, end)``, in ascending order of
+        their bytes.
 
-        Items are read on demand: memory does not grow with their number. A missing family is empty.
+        Items are read on demand, so memory does not grow with their number. A family that does not
+        exist has no items.
 
-        Raises: FormatError at the first unreadable item, after those before it.
+        Raises: FormatError at the first unreadable item, after all earlier items were yielded.
         """
         if family not in self.families:
             return
@@ -106,8 +110,8 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all of `items` at once, several times faster; for ranges that are known to be
-        small.
+        """Return all of `items` as a list, which is several times faster; for ranges that are known
+        to be small.
         """
         if family not in self.families:
             return []
@@ -117,8 +121,8 @@ class Database(Closing):
         return items
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
-        """Raise FormatError unless the end was reached: the library's items also end at a damaged
-        block, and only a cursor shows the difference.
+        """Raise FormatError unless the iteration of the library's items reached the end: it also
+        stops at a damaged block, and only a cursor shows the difference.
         """
         with self._telling(family):
             cursor = self._family(family).iter(bounds)
@@ -126,7 +130,8 @@ class Database(Closing):
             cursor.status()
 
     def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last (key, value) of a family in ``[start, end)``; None if the range is empty.
+        """Return the (key, value) with the greatest key in ``[start, end)`` of a family; None if
+        the range is empty.
 
         Raises: FormatError if it cannot be read.
         """
@@ -141,8 +146,8 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor that moves from key to key of a family, several times faster than a call
-        of `items` for each key.
+        """Return a cursor that moves from key to key of a family, which is several times faster
+        than calling `items` for each key.
         """
         with self._telling(family):
             return Cursor(self._family(family).iter(self._below(None)) if (
@@ -158,7 +163,7 @@ class Database(Closing):
         return bounds
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """Return the value of a key; None if it is missing.
+        """Return the value of a key; None if the key does not exist.
 
         Raises: FormatError if it cannot be read.
         """
@@ -170,8 +175,8 @@ class Database(Closing):
 
     @contextmanager
     def _telling(self, family: str) -> Iterator[None]:
-        """Turn an exception of the library, which has no type of its own for damage, into a
-        FormatError.
+        """Turn an exception of the library into a FormatError: the library has no exception type
+        for damage.
         """
         try:
             yield
@@ -188,7 +193,7 @@ class Cursor:
     """A position among the keys of a family; ``key`` is None after the last key and before the
     first one.
 
-    Its methods raise FormatError at a damaged block; to continue after the block, create a new
+    The methods raise FormatError at a damaged block. To continue after the block, create a new
     cursor.
     """
 
@@ -205,7 +210,7 @@ class Cursor:
         return self._moved(self._cursor.next)
 
     def previous(self) -> bytes | None:
-        """Move to the previous key; from the end, move to the last key."""
+        """Move to the previous key; after the last key, move back to the last key."""
         return self._moved(self._cursor.prev if self._cursor.valid() else self._cursor.seek_to_last)
 
     def value(self) -> bytes:
@@ -223,7 +228,7 @@ class Cursor:
 
 
 def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[Rdict, list[str]]:
-    """Return (the database, its families); add to ``damage``."""
+    """Return (opened database, names of its column families); add sentences to ``damage``."""
     from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
     # A read-only database must never be created, and must not exceed the open file limit.
@@ -262,7 +267,7 @@ def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> Fo
 
 
 def _library_text(error: Exception, folder: str, shadow: str) -> str:
-    """Return the library's message in one line, with temporary file names replaced by the
-    store's.
+    """Return the library's message in one line; temporary file names are replaced by those in the
+    store.
     """
     return " ".join(str(error).replace(shadow, folder).split())

@@ -1,8 +1,9 @@
-"""The folder in which the library opens a database: links to tables, copies of changing files.
+"""The temporary folder in which the RocksDB library opens a database: links to the tables, and
+copies of the files that may change.
 
 The MANIFEST and the write-ahead logs are copied, because both the library and a running broker
-write to these files. Copies keep holes, their size is limited, and the free space is checked first:
-a store must not be able to fill the reader's disk.
+write to these files. A store must not be able to fill the disk of whoever reads it, so the size of
+the copies is limited, holes stay holes, and the free space is checked first.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
-"""The environment variable that replaces the limit `MAX_COPY`."""
+"""The environment variable that sets another limit than `MAX_COPY`."""
 MAX_COPY = 4 << 30
-"""Maximum bytes of MANIFEST and write-ahead logs together, including holes: a broker's files are
+"""Maximum total bytes of MANIFEST and write-ahead logs, including holes; a broker's files are
 smaller.
 """
 MAX_RECORD = 16 << 20
-"""Maximum bytes of a record in MANIFEST and write-ahead logs. A broker's batches, keys and values
-are far smaller, and the library needs many times as much memory.
+"""Maximum bytes of a record in MANIFEST and write-ahead logs. What a broker writes is far smaller,
+and the library needs many times as much memory as a record has bytes.
 """
 _SPARE = 64 << 20
-"""Minimum bytes that are left free in the temporary folder."""
+"""Minimum bytes that must remain free in the temporary folder."""
 _PIECE = 1 << 20
 _CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
 _LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
@@ -40,15 +41,15 @@ _BLOCK = 32768
 _RECORD = struct.Struct("<IHB")  # masked CRC-32C, length, type
 _WHOLE_OR_PART = range(1, 5)
 _BEGINS = 1, 2
-"""Types that begin a record: a complete record, or its first part."""
+"""The types of the frames that begin a record: a complete record, or the first part of a record."""
 
 
 class VanishedError(Exception):
-    """A file of the database does not exist."""
+    """A file of the database does not exist (any more)."""
 
 
 class _Copied(NamedTuple):
-    """A file to be copied: an open descriptor, its size, its data."""
+    """A file that is going to be copied: its open descriptor, its size, and its ranges of data."""
 
     name: str
     fd: int
@@ -57,9 +58,11 @@ class _Copied(NamedTuple):
 
 
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
-    """Fill the folder that the library opens; return (number of tables, damage in the logs).
+    """Fill the folder that the library opens; return (number of tables, text on damage in the
+    logs).
 
-    Raises: FormatError for damage, StoreIOError for too large or unreadable files, VanishedError.
+    Raises: FormatError for damage, StoreIOError for files that are too large or unreadable,
+    VanishedError.
     """
     current = os.path.join(folder, "CURRENT")
     named = _CURRENT.fullmatch(_small(current))
@@ -115,7 +118,7 @@ def _small(path: str) -> bytes:
 
 
 def _open(path: str, name: str) -> _Copied:
-    """Return the file as it is now: bytes that are appended later are not copied.
+    """Open a file for copying in its current size: bytes that are appended later are not copied.
 
     Raises: OSError, FormatError.
     """
@@ -135,7 +138,7 @@ def _open(path: str, name: str) -> _Copied:
 
 
 def _link(path: str, target: str) -> None:
-    """Link to a table; a table on another machine is copied.
+    """Create a link to a table; a table on another machine is copied.
 
     Raises: OSError, StoreIOError.
     """
@@ -192,10 +195,10 @@ def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
     """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
-    With record types that a broker never writes, the library would read forever, and too large
-    records would take all memory. At such a record, a MANIFEST raises FormatError, and a log is
-    truncated. The library does not report a MANIFEST that ends within a record, although that
-    record is lost.
+    With a record type that a broker never writes, the library would read forever; a record that is
+    too large would take all memory. At such a record, a log is truncated; for a MANIFEST,
+    FormatError is raised. If a MANIFEST ends within a record, this is added to ``damage``: the
+    library loses that record without reporting it.
     """
     start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:
@@ -234,7 +237,7 @@ def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
 
 
 def _blocks(file: _Copied) -> Iterator[int]:
-    """Yield the starts of the blocks that contain data; all others are zeros."""
+    """Yield the starts of the blocks that contain data; all other blocks are zero."""
     behind = 0
     for start, end in file.data:
         for position in range(max(start // _BLOCK * _BLOCK, behind), end, _BLOCK):

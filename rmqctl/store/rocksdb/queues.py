@@ -1,7 +1,9 @@
-"""Consume queues in RocksDB: the queues of a database, and one of them (spec: rocksdb.md §2-§5).
+"""Consume queues in RocksDB: the queues of a database, and the rows of one queue (spec: rocksdb.md
+§2-§5).
 
-A broker writes rows, and for each queue the last row ("max"). To truncate a queue, it only resets
-"max". So rows after "max" are left over, and count only if they point to their message.
+A broker writes rows, and for each queue a note of its last row ("max"). To truncate a queue, it
+only resets "max". So rows after "max" are left over from before, and count only if they point to
+their message.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.row_pass import MAX_QUEUE_OFFSET, Ends, QueueKey, RowPass
 
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
-"""Function that tests whether a row, at a queue offset, points to its message."""
+"""Function that returns whether a row at a queue offset points to a message with that queue
+offset."""
 _NAMED = 5
 _PAGE = 1 << 15
 
@@ -43,9 +46,9 @@ _PAGE = 1 << 15
 class RocksQueues(Closing):
     """All queues of the database in ``folder``, which is opened immediately.
 
-    ``leads``: the test for rows that are left over (None: all of them count). ``stop``: rows that
-    point to this physical offset or after it do not exist yet (None: all exist). ``damage``:
-    sentences on damage in a part of it.
+    ``leads``: the test for left-over rows (None: all of them count). ``stop``: rows that point to
+    this physical offset or after it are ignored, as if they were not written yet (None: all rows
+    count). ``damage``: sentences on damage in a part of the database.
 
     Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
     """
@@ -57,19 +60,21 @@ class RocksQueues(Closing):
         self.no_files: list[StoreFile] = []
         self.no_troubles: list[Trouble] = []
         self.unnoted: dict[QueueKey, str] = {}
-        """Queues whose entries in the offset family cannot be read -> the reason."""
+        """For each queue whose entries in the offset family cannot be read: the reason."""
         self.why_no_checkpoint = ""
-        """The reason why `checkpoint` cannot be read; a broker does not start then."""
+        """The reason why `checkpoint` cannot be read, with which a broker does not start; "" if
+        it can."""
         self.odd: list[str] = []
-        """Descriptions of the first keys and values that no broker writes; `odd_count`: their total
-        number.
+        """Descriptions of the first few keys and values that no broker writes; `odd_count`: their
+        number in all.
         """
         self.odd_count = 0
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
-        """Queue -> its entries in the offset family, `MAX` and `MIN`, if they exist."""
+        """For each queue: its entries in the offset family, `MAX` and `MIN`, as far as they
+        exist."""
         self.checkpoint = 0
-        """The end of the last record of the last batch of rows; 0 if the database does not contain
-        it.
+        """The physical offset up to which the rows were written: the end of the last record of the
+        last batch of rows; 0 if the database does not contain it.
         """
         is_complete = self._read_offsets()
         with_rows = self._pass_rows()
@@ -84,11 +89,13 @@ class RocksQueues(Closing):
 
     @property
     def has_unread(self) -> bool:
-        """Return whether any requested row could not be read so far."""
+        """Return whether a row was requested that could not be read."""
         return any(queue.unread for queue in self.queues.values())
 
     def _read_offsets(self) -> bool:
-        """Read the offset family; return whether all of it could be read."""
+        """Read the entries of the offset family; return False if only a part of them could be
+        read.
+        """
         try:
             for key, value in self.database.items(OFFSETS):
                 if key == keys.CHECKPOINT_KEY:
@@ -113,7 +120,7 @@ class RocksQueues(Closing):
         self.checkpoint = noted or 0
 
     def _read_singly(self, queue_keys: set[QueueKey]) -> None:
-        """Read, by single look-ups, the entries of the offset family that are not in a damaged
+        """Read the entries of the offset family one by one, as far as they are not in a damaged
         block.
         """
         try:
@@ -135,7 +142,9 @@ class RocksQueues(Closing):
                     noted[which] = POSITION.decode(value)
 
     def _pass_rows(self) -> dict[QueueKey, Ends | None]:
-        """Return the first and last row of each queue with rows, from one pass over the rows."""
+        """Return the first and last row of each queue that has rows, from one pass over all
+        rows.
+        """
         row_pass = RowPass(self.database, sorted(
             keys.queue_prefix(os.fsencode(topic), queue_id)
             for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
@@ -154,10 +163,10 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a database. A queue offset without a row reads as an entry that was
-    never written. So does a row in a damaged block, except in `units`, which raises an exception.
-    ``unread`` has the queue offsets of requested unreadable rows as ascending intervals,
-    ``why_unread`` the reason.
+    """The rows of one queue in a database. A queue offset without a row, or with a row in a damaged
+    block, reads as an entry that was never written; but `units` raises an exception for a damaged
+    block. ``unread``: the queue offsets of requested rows that could not be read, as ascending
+    intervals; ``why_unread``: the reason.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
@@ -174,19 +183,19 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def last(self) -> PositionRecord | None:
-        """The last row, as the broker recorded it ("max"); None if not recorded."""
+        """The broker's note of the last row ("max"); None if there is no note."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
 
     @cached_property
     def least(self) -> PositionRecord | None:
-        """The first row, as the broker recorded it ("min") when it was first requested; None if not
-        recorded.
+        """The broker's note of the first row ("min"), which it writes when the row is first
+        requested; None if there is no note.
         """
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 
     @property
     def why_unnoted(self) -> str:
-        """The reason why neither "max" nor "min" can be read; "" if they can be read."""
+        """The reason why the notes "max" and "min" cannot be read; "" if they can be read."""
         return self._store.unnoted.get((self.topic, self.queue_id), "")
 
     # -- rows -------------------------------------------------------------------------------------
@@ -201,11 +210,15 @@ class RocksQueue(ConsumeQueue):
         return self.rows(first, count)
 
     def rows(self, first: int, count: int) -> Array:
-        """Return `units` together with the store times in the rows (``store_timestamp``, ms)."""
+        """Return the same entries as `units`, together with their store times (``store_timestamp``,
+        ms).
+        """
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
-        """Return the rows of a range; ``until_last``: up to one after the last existing one."""
+        """Return the rows of a range. With ``until_last``, the result ends at most one entry after
+        the last existing row.
+        """
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
         # Entries that one pass over the database collected need no further access to it.
@@ -239,7 +252,7 @@ class RocksQueue(ConsumeQueue):
         return out
 
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a range with a damaged block; unreadable rows are recorded in
+        """Yield the rows of a range that has a damaged block; add the unreadable ones to
         ``unread``.
         """
         for number in range(first, end):
@@ -324,7 +337,8 @@ class RocksQueue(ConsumeQueue):
             return following
 
     def _following(self, first: int, end: int) -> int:
-        """Return `next_row`.
+        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if no row
+        exists.
 
         Raises: FormatError if a damaged block precedes that row.
         """
@@ -334,7 +348,7 @@ class RocksQueue(ConsumeQueue):
         return end if row is None else int.from_bytes(row[0][len(self._prefix):][:8], "big")
 
     def _behind_damage(self, first: int, end: int) -> int:
-        """Return the first queue offset after damage from which rows can be read."""
+        """Return the first queue offset after a damaged block at which rows can be read again."""
         low, step = first, 1
         while low + step < end and not self._is_readable(low + step, end):
             low, step = low + step, step * 2
@@ -373,7 +387,7 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def rows_end(self) -> int:
-        """The queue offset after the last row, including left-over rows."""
+        """The queue offset after the last row, which may be a left-over row."""
         if self._ends is not None:
             last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
         else:
@@ -425,9 +439,9 @@ class RocksQueue(ConsumeQueue):
         return last.queue_offset + 1 if cut is None else cut
 
     def cut_at(self, log_end: int) -> int | None:
-        """Search like RocksDBConsumeQueueTable.binarySearchInCQ: a row that points exactly to
-        ``log_end`` ends the search at once, with the last row found until then (spec: rocksdb.md
-        §4).
+        """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that points exactly to
+        ``log_end`` ends the search at once, and the result is the last row found until then (spec:
+        rocksdb.md §4).
         """
         last_before: int | None = None
         low = 0 if self.least is None else self.least.queue_offset
@@ -458,7 +472,7 @@ class RocksQueue(ConsumeQueue):
 
 
 class _SearchRows:
-    """Rows of a queue, for a search by the physical offsets to which they point."""
+    """The rows of a queue with the interface for a search by physical offset (`QueueUnits`)."""
 
     def __init__(self, row: Callable[[int], RowRecord | None]) -> None:
         self._row = row
@@ -469,7 +483,9 @@ class _SearchRows:
 
 
 def _placed(first: int, end: int, numbers: Sequence[int], values: bytes) -> Array:
-    """Return rows at queue offsets in ``[first, end)``, with zeros between them."""
+    """Return an array of the entries ``[first, end)``: the given rows at their queue offsets, and
+    zeros between them.
+    """
     rows = np.frombuffer(values, ROW.dtype())
     if len(rows) == end - first:
         return rows

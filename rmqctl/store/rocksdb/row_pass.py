@@ -1,8 +1,8 @@
 """One pass over the rows of all queues of a database, with one cursor: the first and last row of
 each queue, and all rows of short queues.
 
-A database may have more queues than messages, so a look-up for each of them costs more than reading
-all rows.
+A database may have more queues than messages, and then a look-up for each queue costs more than
+reading all rows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from rmqctl.store.rocksdb.database import Cursor, Database
 
 QueueKey = tuple[str, int]
 MAX_QUEUE_OFFSET = 1 << 58
-"""Upper bound of queue offsets; a row at a greater offset was not written by a broker."""
+"""Upper bound of the queue offsets that a broker writes; rows with greater offsets are
+irregular."""
 MAX_HELD_PER_QUEUE = 64
-"""Maximum number of rows of a short queue, all of which are kept in memory."""
+"""Maximum number of rows of a short queue. All rows of short queues are kept in memory."""
 MAX_HELD = 1 << 20
-"""Maximum number of rows of all queues that are kept in memory: 36 MiB."""
+"""Maximum total number of rows that are kept in memory, where they take 36 MiB."""
 _OFFSET = 8  # bytes at the end of a key
 
 
 class Ends(NamedTuple):
-    """The queue offsets of the first and the last row of a queue, and the positions ``[begin,
-    stop)`` of its rows among the rows kept in memory; ``begin`` equals ``stop`` if they are not
-    kept.
+    """The ends of a queue. ``first`` and ``last``: the queue offsets of its first and last row.
+    ``[begin, stop)``: the positions of its rows among the rows kept in memory, empty if they are
+    not kept. ``value``: then the last row.
     """
 
     first: int
@@ -42,9 +43,9 @@ class Ends(NamedTuple):
 
 
 class RowPass:
-    """The pass over all rows. ``noted``: the ascending key prefixes of known queues; after a
-    damaged block, the pass continues with the next of them. ``odd`` and ``damaged`` are called for
-    skipped rows.
+    """The pass over all rows. ``noted``: the key prefixes of known queues, ascending; after a
+    damaged block, the pass continues at the next of these prefixes. ``odd`` is called for a row
+    with an irregular key, ``damaged`` for a damaged block.
     """
 
     def __init__(self, database: Database, noted: Sequence[bytes],
@@ -54,7 +55,7 @@ class RowPass:
         self._numbers, self._values = array("q"), bytearray()
 
     def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
-        """Yield all queues with rows; the first and last row are None if a row of the queue is
+        """Yield (queue, ends) for all queues with rows; the ends are None if a row of the queue is
         unreadable or irregular.
         """
         cursor = self._database.cursor(ROWS)
@@ -84,8 +85,8 @@ class RowPass:
             yield (os.fsdecode(place[0]), place[1]), ends
 
     def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
-        """Return the first and last row of the queue at whose first row the cursor is; move the
-        cursor to or before the next queue.
+        """Return the ends of the queue whose first row is at the cursor; move the cursor to the
+        next queue, or to a key before it.
         """
         size = len(prefix) + _OFFSET
         numbers: list[int] = []
@@ -118,15 +119,13 @@ class RowPass:
         return Ends(first, number, value) if number < MAX_QUEUE_OFFSET else None
 
     def held(self) -> HeldRows:
-        """Return the rows kept in memory; call this method once, at the end of the pass."""
+        """Return the rows kept in memory. Call this method once, after the pass."""
         values, self._values = bytes(self._values), bytearray()
         return HeldRows(self._numbers, values)
 
 
 class HeldRows:
-    """The rows of all short queues in one array, by queue offset; `Ends` has the positions of each
-    queue.
-    """
+    """The rows of all short queues in one array. `Ends` has the positions of each queue's rows."""
 
     def __init__(self, numbers: array[int], values: bytes) -> None:
         self._numbers, self._values = numbers, values
@@ -138,8 +137,8 @@ class HeldRows:
         return self._values[at * ROW.size:(at + 1) * ROW.size]
 
     def following(self, ends: Ends, first: int, end: int) -> int:
-        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if there is
-        none.
+        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if no row
+        exists.
         """
         at = bisect_left(self._numbers, first, ends.begin, ends.stop)
         return end if at == ends.stop else min(self._numbers[at], end)
@@ -152,9 +151,7 @@ class HeldRows:
 
 
 def _behind(key: bytes) -> bytes:
-    """Return a key that is after ``key``, and before the next key that a broker may have
-    written.
-    """
+    """Return a key after ``key`` that is not after the next key that a broker may have written."""
     if len(key) <= keys.MAX_KEY:
         return key + b"\0"
     # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
