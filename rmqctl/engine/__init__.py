@@ -1,3 +1,5 @@
-"""Write messages: a broker's put path, dispatch and flush, with clock and hosts injected."""
+"""Write messages as a broker does (put path, dispatch and flush); the caller provides clock and
+hosts.
+"""
 
 from __future__ import annotations

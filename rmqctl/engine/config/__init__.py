@@ -1,1 +1,1 @@
-"""Creation of a store, and its topics and consumer groups."""
+"""Creation of a store, and of its topics and consumer groups."""

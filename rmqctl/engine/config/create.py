@@ -1,7 +1,8 @@
 """Create an empty store, in the state after a broker's first startup.
 
 Everything is checked before anything is created. An interrupted run leaves a mark
-(``.rmqctl/init``), and the next one completes it. Any other folder that is not empty is refused.
+(``.rmqctl/init``), and the next run completes the store. Any other folder that is not empty is
+rejected.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class NewStore:
-    """A store to create, or a created one.
+    """The plan or the result of creating a store.
 
-    ``settings``: with the sizes in use (rounded up). ``commitlog_dirs``: folders of the log,
-    relative to the root or absolute. ``notes``: about rounded sizes.
+    ``settings``: includes the sizes in use (rounded up). ``commitlog_dirs``: folders of the log,
+    relative to the root or absolute. ``notes``: remarks on sizes that were rounded up.
     """
 
     root: str
@@ -51,7 +52,7 @@ class NewStore:
         return [os.path.join(self.root, folder) for folder in self.commitlog_dirs]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON document of `init`: the store and its noted settings."""
+        """Return the JSON document of `init`: the store and the settings that it records."""
         values = {name: getattr(self.settings, name) for name in KEYS if name != LOG_FOLDERS}
         return {"store": self.root, **values, LOG_FOLDERS: list(self.commitlog_dirs)}
 
@@ -119,7 +120,9 @@ def _unmark(root: str) -> None:
 
 
 def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Return folder names as stored: relative to the root if they are below it."""
+    """Return folder names in the form in which they are stored: relative to the root if they are
+    below it.
+    """
     top = os.path.abspath(root)
     folders: list[str] = []
     for name in given:
@@ -151,7 +154,7 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _refuse_content(plan: NewStore) -> None:
-    """Raise RefusedError if anything exists that an interrupted run did not create."""
+    """Raise RefusedError if a folder contains anything that an interrupted run did not create."""
     for folder in plan.log_folders:
         names = _names(folder)
         if names:
@@ -185,7 +188,9 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 
 def _leads_to(plan: NewStore, name: str) -> bool:
-    """Return whether ``name`` contains only the path to (empty) folders of the log."""
+    """Return whether ``name`` is a folder that contains only empty folders of the log, and the
+    folders on the way to them.
+    """
     logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 
     def only(path: str) -> bool:
@@ -198,7 +203,9 @@ def _leads_to(plan: NewStore, name: str) -> bool:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names in a folder; empty if it does not exist. Raises: RefusedError for a file."""
+    """Return the names in a folder; empty if the folder does not exist. Raises: RefusedError if it
+    is not a folder.
+    """
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:

@@ -27,9 +27,9 @@ class SubscriptionGroups(ConfigTable):
     file, table_name = "subscriptionGroup.json", "subscriptionGroupTable"
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
-        """Return a group's properties in fastjson's order: the defaults, with the ``given`` values
-        of the right type.
-        Raises: RefusedError for a name that is invalid in a retry topic.
+        """Return the properties of a group in fastjson's order: the defaults, replaced by the
+        ``given`` values that have the right type. Raises: RefusedError for a name that is invalid
+        in the name of a retry topic.
         """
         problem = name_problem(name)
         if problem is not None:

@@ -1,7 +1,7 @@
-"""A broker's topics and groups in the form of ``mqadmin exportMetadata``.
+"""A broker's topics and groups in the format of ``mqadmin exportMetadata``.
 
-As in that command, system topics and topics with permission 0 are skipped, and by default also the
-retry and dead letter topics of groups.
+As with that command, system topics and topics with permission 0 are omitted, and by default also
+the retry and dead letter topics of groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqctl.store.store import Store
 
 GROUPS_TABLE = "subscriptionGroupTable"
 PARTS = {"topics": ("topics.json", TABLE), "groups": ("subscriptionGroup.json", GROUPS_TABLE)}
-"""For each part: (its file, the name of the table in the file)."""
+"""For each part of the export: (file that contains it, name of the table in that file)."""
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _SYSTEM_GROUPS = frozenset({
     "DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER",
@@ -28,9 +28,10 @@ _NEWEST = 5
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
              now: int) -> tuple[dict[str, Any], list[ConfigFile]]:
-    """Return (document, source files) of the ``parts`` "topics" and "groups".
+    """Return (document, names of the files that were read) for the ``parts`` "topics" and "groups".
 
-    ``special``: include retry and dead letter topics. ``now``: time of the export (epoch ms).
+    ``special``: whether to include retry and dead letter topics. ``now``: time of the export (epoch
+    ms).
     """
     files = [load_one(store, PARTS[part][0]) for part in parts]
     document: dict[str, Any] = {"exportTime": now}

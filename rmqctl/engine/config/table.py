@@ -1,4 +1,5 @@
-"""Read, change and publish a table in a file of ``config/`` (checkpoint-and-small-files.md §4).
+"""Read and change a table in a file of ``config/``, and replace the file
+(checkpoint-and-small-files.md §4).
 
 All other entries of the file keep their content and order; a new entry is appended. A broker writes
 its table in the order of a ConcurrentHashMap, which has no meaning for readers.
@@ -35,8 +36,8 @@ Config = dict[str, Any]
 
 
 def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
-    """Return the data version after a change (`DataVersion.nextVersion`). Without a valid
-    ``version``, the result is the first version.
+    """Return the data version that follows ``version`` (`DataVersion.nextVersion`). If ``version``
+    is invalid or None, return the first version.
     """
     before = version if isinstance(version, dict) else {}
     counter = before.get("counter")
@@ -46,12 +47,7 @@ def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
 
 
 class ConfigTable:
-    """Entries by name. The caller must hold the store's lock to change them.
-
-    ``clock`` returns epoch milliseconds.
-    Raises: StoreIOError if the file cannot be read; RefusedError if it is damaged and a change
-    would lose data.
-    """
+    """The entries of a table by name. To change them, the caller must hold the store's lock."""
 
     file: ClassVar[str]
     table_name: ClassVar[str]
@@ -60,16 +56,16 @@ class ConfigTable:
         self.root, self.settings, self._clock = root, settings, clock
         self._store = Store(root, [], Sizes())
         self.notes: list[str] = []
-        """Notes for the user, for example that the backup was read instead."""
+        """Notes for the user, for example that the backup was read instead of the file."""
         self._read: tuple[int, int, int] | None = None
         self._texts: dict[str, tuple[Any, fastjson.Ready]] = {}
-        """Cache of entries with their JSON text, for many changes in a row."""
+        """Cache of the JSON text of entries, which makes many changes in a row faster."""
         self.load()
 
     # -- reading ------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the file again if it was changed since it was last read or written."""
+        """Read the file again if it has changed since this object last read or wrote it."""
         stamp = self._stamp()
         if stamp is not None and stamp == self._read:
             return
@@ -121,7 +117,7 @@ class ConfigTable:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The entries of the file, of any type."""
+        """The entries of the table, of any type."""
         table: dict[str, Any] = self._value.get(self.table_name, {})
         return table
 
@@ -131,18 +127,18 @@ class ConfigTable:
         return dict(self._value.get(VERSION, {}))
 
     def get(self, name: str) -> Config | None:
-        """Return an entry of the file, or None."""
+        """Return an entry of the table; None if it does not exist."""
         config = self.table.get(name)
         return dict(config) if isinstance(config, dict) else None
 
     # -- publishing ---------------------------------------------------------------------------
 
     def put(self, entries: Mapping[str, Config]) -> None:
-        """Add or replace entries and publish the file."""
+        """Add or replace entries, and replace the file."""
         self._replace({**self.table, **entries})
 
     def remove(self, name: str) -> None:
-        """Remove an entry and publish the file."""
+        """Remove an entry, and replace the file."""
         self._replace({key: entry for key, entry in self.table.items() if key != name})
 
     def _replace(self, table: dict[str, Any]) -> None:
@@ -154,7 +150,7 @@ class ConfigTable:
         self._from_main = self._main_is_there = True
 
     def changed(self, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of the file with another table, as its next version."""
+        """Return the content of the file with the given table and the next data version."""
         value = {**self._value, VERSION: self._next_version(), self.table_name: table}
         # A bean's properties are in alphabetical order.
         return value if self._value else dict(sorted(value.items()))
@@ -175,7 +171,8 @@ class ConfigTable:
     def _publish(self, data: bytes) -> None:
         """Save the old content as the backup, then replace the file.
 
-        An unreadable file does not replace the backup; it is kept in ``.rmqctl/kept``.
+        If the old content is unreadable, it does not replace the backup, but is kept in
+        ``.rmqctl/kept``.
         """
         main, backup = self.path(), self.path(BACKUP)
         if self._from_main:

@@ -22,10 +22,11 @@ from rmqctl.store.queue.compaction import COMPACTION, POLICY
 NAME = "topics.json"
 TABLE = "topicConfigTable"
 CLIENT_QUEUES = 4
-"""``defaultTopicQueueNums``: queues that a producer requests for a topic created by sending."""
+"""``defaultTopicQueueNums``: the number of queues that a producer requests for a topic that a
+broker creates when the first message for it arrives."""
 DEFAULT_QUEUES = 8
 BEAN_QUEUES = 16
-"""Number of queues that a broker assumes if a configuration has none."""
+"""Number of queues that a broker assumes for a topic whose configuration contains no number."""
 _MAX_QUEUES = (1 << 31) - 1
 
 MAX_LENGTH = 127
@@ -33,7 +34,8 @@ WRITE, READ, INHERIT = 2, 4, 1
 READ_WRITE = READ | WRITE
 MAX_PERM = 7
 DEFAULT_TOPIC = "TBW102"
-"""The topic whose configuration is the model for new topics."""
+"""The topic whose configuration is the default model for topics that a broker creates when a
+message arrives."""
 
 QUEUE_TYPE = "queue.type"
 BATCH_QUEUE = "BatchCQ"
@@ -51,7 +53,8 @@ _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
 _REVIVE_PREFIX, _REVIVE_QUEUES = f"{_SYSTEM_PREFIX}REVIVE_LOG_", 8
 _OWN_QUEUES = {DEFAULT_TOPIC: DEFAULT_QUEUES, SCHEDULE_TOPIC: 18, "BenchmarkTest": 1024}
-"""Queues of system topics; the cluster's topic has `BEAN_QUEUES`, others have one."""
+"""Numbers of queues of system topics; the topic named after the cluster has `BEAN_QUEUES`, all
+others have one queue."""
 FILTER_TYPES = "SINGLE_TAG", "MULTI_TAG"
 _NO_SENDING = frozenset({SCHEDULE_TOPIC})
 _NO_SENDING_SINCE_5 = _NO_SENDING | {_HALF, _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED}
@@ -68,7 +71,7 @@ _FIXED = frozenset({QUEUE_TYPE, POLICY})
 
 
 def name_problem(name: str) -> str | None:
-    """Return why brokers reject ``name`` as a topic, or None."""
+    """Return the reason why brokers reject ``name`` as a topic; None if they accept it."""
     if not name.strip():
         return "the topic is blank"
     if not _NAME.fullmatch(name):
@@ -79,23 +82,25 @@ def name_problem(name: str) -> str | None:
 
 
 def system_topics(generation: int, cluster: str) -> frozenset[str]:
-    """Return the system topics of a broker of the cluster, except those with a prefix."""
+    """Return the system topics of a broker of the given cluster, except those recognized by their
+    prefix.
+    """
     return _SYSTEM | (_SYSTEM_SINCE_5 if generation >= 5 else frozenset()) | {
         cluster, cluster + _REPLY_SUFFIX}
 
 
 def is_system(name: str, generation: int, cluster: str) -> bool:
-    """Return whether this is a system topic of a broker of the cluster."""
+    """Return whether a topic is a system topic of a broker of the given cluster."""
     return name in system_topics(generation, cluster) or name.startswith(_SYSTEM_PREFIX)
 
 
 def takes_no_messages(name: str, generation: int) -> bool:
-    """Return whether clients may not send to this topic."""
+    """Return whether clients are forbidden to send to this topic."""
     return name in (_NO_SENDING_SINCE_5 if generation >= 5 else _NO_SENDING)
 
 
 def attributes_problem(new: Mapping[str, str]) -> str | None:
-    """Return why a 5.x broker rejects these attributes, or None."""
+    """Return the reason why a 5.x broker rejects these attributes; None if it accepts them."""
     for name, value in new.items():
         if name not in _ENUMS and name != _RESERVE_TIME:
             valid = ", ".join([*_ENUMS, _RESERVE_TIME])
@@ -109,7 +114,7 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
 
 
 def fixed_attribute(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
-    """Return the first attribute that would change although it is immutable, or None."""
+    """Return the first attribute that is immutable but would change; None if no attribute is."""
     return next((name for name, value in new.items()
                  if name in _FIXED and old.get(name) != value), None)
 
@@ -126,7 +131,7 @@ def _is_reserve_time(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A topic's configuration before (None: it did not exist) and after."""
+    """A topic's configuration before a change (None if the topic did not exist) and after it."""
 
     topic: str
     before: Config | None
@@ -134,18 +139,18 @@ class Change:
 
     @property
     def action(self) -> str:
-        """``create``, ``change``, or ``none`` if nothing changes."""
+        """The kind of change: ``create``, ``change``, or ``none`` if nothing changes."""
         if self.before is None:
             return "create"
         return "none" if self.before == self.after else "change"
 
 
 class Topics(ConfigTable):
-    """The topics of a store. The caller must hold the store's lock to change them."""
+    """The topics of a store. To change them, the caller must hold the store's lock."""
 
     file, table_name = NAME, TABLE
     makes = True
-    """True if topics are created when a message for them arrives (autoCreateTopicEnable)."""
+    """Whether topics are created when a message for them arrives (autoCreateTopicEnable)."""
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -159,9 +164,10 @@ class Topics(ConfigTable):
         return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
-        """Return why a broker would reject a message for this queue, or None.
+        """Return the reason why a broker would reject a message for this queue; None if it would
+        not.
 
-        An unknown topic allows everything; see `creation_problem`.
+        For a topic that does not exist, return None; see `creation_problem`.
         """
         config = self.get(topic)
         if config is None:
@@ -180,11 +186,11 @@ class Topics(ConfigTable):
              perm: int | None = None, attributes: Mapping[str, str] | None = None,
              order: bool | None = None, filter_type: str | None = None,
              sys_flag: int | None = None) -> Change:
-        """Return what `create` would do, without a change.
+        """Return what `create` would change, without changing anything.
 
-        Values that are None stay as they are; a new topic gets 8 queues, perm 6, no order.
-        Raises: RefusedError for a name that a broker rejects; UsageError for other invalid
-        values.
+        Arguments that are None do not change the topic; the defaults of a new topic are 8 queues,
+        perm 6 and no order. Raises: RefusedError for a name that a broker rejects; UsageError for
+        other invalid values.
         """
         # Refuse names that a broker rejects or creates itself.
         generation = self.settings.profile.generation
@@ -230,7 +236,7 @@ class Topics(ConfigTable):
                perm: int | None = None, attributes: Mapping[str, str] | None = None,
                order: bool | None = None, filter_type: str | None = None,
                sys_flag: int | None = None) -> Config:
-        """Add or change a topic and publish the file; see `plan`.
+        """Add or change a topic, and replace the file; see `plan`.
 
         If nothing changes, the file is not written.
         """
@@ -242,8 +248,8 @@ class Topics(ConfigTable):
         return dict(change.after)
 
     def creation_problem(self, name: str, model: str = DEFAULT_TOPIC) -> str | None:
-        """Return why a broker would not create this topic when a message for it arrives, or None.
-        ``model``: the topic whose configuration the producer wants copied.
+        """Return the reason why a broker would not create this topic when a message for it arrives;
+        None if it would. ``model``: the topic whose configuration the producer wants to be copied.
         """
         problem = name_problem(name)
         if problem is None and takes_no_messages(name, self.settings.profile.generation):
@@ -255,11 +261,12 @@ class Topics(ConfigTable):
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
-        """Return the topic; create it as a broker does when a message for it arrives, by ``model``,
-        with the ``queues`` that the producer requests, but not more than the model has.
+        """Return the configuration of a topic. If the topic does not exist, create it as a broker
+        does when a message for it arrives: a copy of ``model``, with the ``queues`` that the
+        producer requests, but not more than the model has.
 
-        A system topic is returned without being written.
-        Raises: RefusedError if a broker would not create the topic.
+        The configuration of a system topic is returned, but not written. Raises: RefusedError if a
+        broker would not create the topic.
         """
         existing = self.get(name)
         if existing is None:
@@ -278,7 +285,7 @@ class Topics(ConfigTable):
         return config
 
     def own(self, name: str) -> Config | None:
-        """Return the configuration of a system topic; None for another topic."""
+        """Return the configuration of a system topic; None for any other topic."""
         cluster = self.settings.cluster
         if name.startswith(_REVIVE_PREFIX):
             return self.bean(name, _REVIVE_QUEUES)
@@ -312,6 +319,6 @@ def _attributes(config: Config | None) -> dict[str, str]:
 
 
 def number(config: Config, key: str, default: int) -> int:
-    """Return a number of a topic's configuration, or the default."""
+    """Return a number from a topic's configuration; ``default`` if it contains no such number."""
     value = config.get(key, default)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,4 +1,4 @@
-"""Dispatch (a broker's reput): write consume queue and index entries for the log's records.
+"""Dispatch (a broker's reput): write the consume queue and index entries of the log's records.
 
-`reput.Dispatcher` is the entry point; each of the other modules writes one structure.
+`reput.Dispatcher` is the entry point. Each of the other modules writes one structure.
 """

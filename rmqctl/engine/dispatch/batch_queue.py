@@ -1,4 +1,6 @@
-"""Writer of batch consumequeues: 46-byte units, no order or gap check (consumequeue.md §9)."""
+"""Writer of batch consumequeues: units of 46 bytes, without a check of order or gaps
+(consumequeue.md §9).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,14 @@ from rmqctl.store.store import Sizes, Store
 
 FOLDER = "batchconsumequeue"
 _LAST_FILES = 3
-"""Number of files of a queue that a broker's recovery reads."""
+"""Number of files at the end of a queue that a broker's recovery reads."""
 
 
 @dataclass(slots=True)
 class BatchColumns:
-    """Rows in log order as int64 columns; ``base`` and ``count``: the queue offsets covered."""
+    """Entries in log order as int64 columns. ``queue``: the number of the queue. ``base`` and
+    ``count``: the first queue offset that an entry covers, and the number of queue offsets.
+    """
 
     queue: Array
     physical: Array
@@ -45,13 +49,17 @@ class BatchColumns:
 
 @dataclass(slots=True)
 class BatchedQueue(DispatchedQueue):
-    """A queue in memory. ``max_physic``: *start* of its last row's record, -1 without rows."""
+    """The state of a queue that is being written. ``max_physic``: the *start* of the record of its
+    last entry, -1 without entries.
+    """
 
     next_offset: int = 0
 
 
 class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
-    """All batch consumequeues of a store. ``refused``: number of rows with an invalid offset."""
+    """All batch consumequeues of a store. ``refused``: number of skipped entries with an invalid
+    queue offset.
+    """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
@@ -73,7 +81,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         return super()._take(key, on_disk)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: BatchQueue) -> BatchedQueue:
-        """Return the queue in its state after a broker's recovery (spec §9)."""
+        """Return the queue in its state after a broker's recovery (consumequeue.md §9)."""
         queue = BatchedQueue(key, files)
         if on_disk.files:
             self._load(queue, on_disk)
@@ -107,7 +115,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             queue.next_offset = int(last["msg_base_offset"]) + int(last["batch_size"])
 
     def put(self, rows: BatchColumns) -> None:
-        """Write the rows of a chunk of the log. Raises: StoreIOError."""
+        """Write the entries of a part of the log. Raises: StoreIOError."""
         self.wipe_cut()
         wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
@@ -131,7 +139,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             start = stop
 
     def _append(self, queue: BatchedQueue, units: Array) -> None:
-        """Append the rows that were not dispatched before."""
+        """Append the entries that were not dispatched before."""
         written = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
                                       "right"))
         units = units[written:]

@@ -1,4 +1,4 @@
-"""Writer of plain consumequeues: a broker's put algorithm for many rows at a time (spec:
+"""Writer of plain consumequeues: a broker's put algorithm, applied to many entries at a time (spec:
 consumequeue.md §4 and §6).
 """
 
@@ -41,7 +41,9 @@ _UNITS = layout.dtype()
 
 @dataclass(slots=True)
 class EntryColumns:
-    """Rows in log order as int64 columns; ``queue`` is a number, ``physical`` the offset."""
+    """Entries in log order as int64 columns. ``queue``: the number of the queue; ``physical``: the
+    physical offset.
+    """
 
     queue: Array
     offset: Array
@@ -59,22 +61,25 @@ class EntryColumns:
 
 @dataclass(slots=True)
 class PlainQueue(DispatchedQueue):
-    """A queue in memory. ``max_physic``: end of its last row's record, -1 without rows."""
+    """The state of a queue that is being written. ``max_physic``: the end of the record of its last
+    entry, -1 without entries.
+    """
 
     @property
     def end(self) -> int:
-        """Queue offset after the last row."""
+        """The queue offset after the last entry."""
         return layout.queue_offset(self.files.position) if self.files.base is not None else 0
 
 
 Codes = Callable[[PlainQueue, Array], Array]
-"""Function (queue, numbers of entries) -> tags codes; called only for entries that are written."""
+"""Function that returns tags codes for (queue, numbers of entries); called only for entries that
+are written."""
 
 @dataclass(frozen=True, slots=True)
 class TwinQueues:
-    """Queues of an existing store, with which new queues are compared. ``log_min``: start of its
-    log. ``begun`` returns the start of a queue if that is after a physical offset, else 0: messages
-    before it belong to an earlier queue.
+    """Queues of an existing store with which new queues are compared. ``log_min``: the start of the
+    log of that store. ``begun`` returns the physical offset at which a queue began if it is after
+    the given offset, else 0: messages before it belong to an earlier queue of the same name.
     """
 
     queues: Mapping[QueueKey, FileQueue]
@@ -83,15 +88,16 @@ class TwinQueues:
 
 
 Positions = Mapping[QueueKey, tuple[int, int]]
-"""(queue offset after the last row, physical offset up to which the log was dispatched)."""
+"""For each queue: (queue offset after its last entry, physical offset up to which the log was
+dispatched)."""
 
 
 class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
-    """All plain consumequeues of a store root.
+    """All plain consumequeues of a store.
 
-    ``gaps``: number of rows after a gap; like a broker, they are written at the queue's end.
-    ``repeated``: number of skipped rows whose queue offset another message has. ``refused``: number
-    of rows with an invalid queue offset.
+    ``gaps``: number of entries after a gap; like a broker, the writer appends them at the end of
+    the queue. ``repeated``: number of skipped entries whose queue offset another message already
+    has. ``refused``: number of skipped entries with an invalid queue offset.
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
@@ -100,8 +106,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                  positions: Positions | None = None, twins: TwinQueues | None = None) -> None:
         """Find all queues on disk; see `QueueSet`.
 
-        ``positions``: known ends of queues; the others are read from their files. ``twins``: queues
-        of a store; files equal to theirs are not written.
+        ``positions``: the known ends of queues; the ends of other queues are read from their files.
+        ``twins``: queues of another store; new files that would equal their files are not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
@@ -120,7 +126,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return TwinFiles(folder, self._pool, twin, self._twins.log_min)
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """Return the queues that were not written because they equal their twins."""
+        """Return the queues that were not written because their files equal those of their
+        twins.
+        """
         same = set()
         for queue in self.queues:
             if isinstance(queue.files, TwinFiles):
@@ -134,7 +142,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return FileQueue(*key, folder, listed.files, listed.troubles, self._file_size)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: FileQueue) -> PlainQueue:
-        """Return the queue in its state after a broker's recovery (spec §6)."""
+        """Return the queue in its state after a broker's recovery (consumequeue.md §6)."""
         queue = PlainQueue(key, files)
         with closing(on_disk):
             self._load(queue, on_disk)
@@ -168,7 +176,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             queue.max_physic = on_disk.max_physical(end)
 
     def last_address(self, queue: PlainQueue) -> int | None:
-        """Return the last extension address in the last `_LAST_ROWS` rows of a queue, or None."""
+        """Return the last extension address in the last `_LAST_ROWS` entries of a queue; None if
+        they have none.
+        """
         folder = queue.files.folder
         with closing(self._on_disk(queue.key, folder, listing(folder))) as on_disk:
             first = max(on_disk.first_index, queue.end - _LAST_ROWS)
@@ -179,8 +189,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, rows: EntryColumns, codes: Codes | None = None) -> None:
-        """Write the rows of a chunk of the log, those of a queue in the given order.
-        Raises: StoreIOError; the same rows may then be put again.
+        """Write the entries of a part of the log; the entries of a queue must be in order. Raises:
+        StoreIOError; afterwards the same entries may be put again.
         """
         self.wipe_cut()
         # Skip rows with an invalid queue offset, and rows of unwanted queues.
@@ -207,7 +217,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             start = stop
 
     def _run(self, queue: PlainQueue, run: _ArrangedRows, start: int, stop: int) -> None:
-        """Put the rows ``[start, stop)``, which have consecutive queue offsets."""
+        """Put the entries ``[start, stop)``, which have consecutive queue offsets."""
         files = queue.files
         while start < stop:
             # Skip rows that were dispatched before, by the physical offset.
@@ -250,7 +260,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
     def _append(self, queue: PlainQueue, run: _ArrangedRows, start: int, stop: int,
                 blank: int) -> None:
-        """Append the rows ``[start, stop)`` after ``blank`` padding entries."""
+        """Append ``blank`` padding entries, and then the entries ``[start, stop)``."""
         if run.codes is not None:
             run.units["tags_code"][start:stop] = run.codes(queue, run.order[start:stop])
         data = run.raw[start * UNIT_SIZE:stop * UNIT_SIZE]
@@ -266,9 +276,10 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
 @dataclass(slots=True)
 class _ArrangedRows:
-    """Entries sorted by queue, then in log order; ``raw``: the bytes of ``units``.
+    """Entries sorted by queue, then in log order. ``raw``: the bytes of ``units``.
 
-    ``begins``: starts of runs, which are entries of one queue with consecutive queue offsets.
+    ``begins``: the starts of runs; a run consists of entries of one queue with consecutive queue
+    offsets.
     """
 
     units: Array
@@ -281,7 +292,7 @@ class _ArrangedRows:
 
 
 def _arranged(rows: EntryColumns, queues: int) -> _ArrangedRows:
-    """Return the rows sorted by queue; numbers of queues are below ``queues``."""
+    """Return the entries sorted by queue; the numbers of queues are less than ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)
     raw = units.view(np.uint8)

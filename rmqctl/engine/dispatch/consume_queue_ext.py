@@ -20,14 +20,14 @@ _PAGE = 1 << 20
 
 
 class ConsumeQueueExt:
-    """The extension units of a queue; end marks close their files."""
+    """Writer of the extension units of a queue. An end mark closes each full file."""
 
     def __init__(self, root: str, key: QueueKey, file_size: int, pool: FilePool,
                  last_address: int | None = None, *, unused: bool = False) -> None:
         """Continue after the last used unit on disk.
 
-        ``last_address``: the last address in the consumequeue; units after it belong to missing
-        rows and are overwritten. ``unused``: all units are overwritten.
+        ``last_address``: the last address in the consumequeue; later units belong to missing
+        entries and are overwritten. ``unused``: whether all units are overwritten.
         """
         folder = os.path.join(root, FOLDER, key[0], str(key[1]))
         self._files = QueueFiles(folder, file_size, pool)
@@ -36,7 +36,7 @@ class ConsumeQueueExt:
             self._files.load(files, files[0].base if unused else _find_end(files, last_address))
 
     def begin(self, address: int) -> None:
-        """Set the address of the first unit of a queue without files."""
+        """If the queue has no files, set the address of its first unit."""
         files = self._files
         if files.base is None:
             offset = layout.byte_offset(address)
@@ -44,9 +44,9 @@ class ConsumeQueueExt:
             files.advance(offset - files.position)
 
     def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
-        """Append a unit; return its address for the consumequeue row.
+        """Append a unit; return its address, which goes into the consumequeue entry.
 
-        None if the bit map is too large or the address space is exhausted.
+        Return None if the bit map is too large, or if no addresses are left.
         """
         unit = layout.make(tags_code, store_timestamp, bit_map or b"")
         files = self._files
@@ -76,8 +76,8 @@ class ConsumeQueueExt:
 
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
-    """Return the byte offset at which a broker's recovery continues: after the unit of the last
-    entry, if that unit exists.
+    """Return the byte offset at which a broker continues after its recovery: after the unit of the
+    last entry, or after the last unit if that unit does not exist.
     """
     if last_address is not None:
         offset = layout.byte_offset(last_address)
@@ -100,7 +100,7 @@ def _unit_size(file: StoreFile, position: int) -> int | None:
 
 
 def _used(file: StoreFile) -> int:
-    """Return the number of bytes of contiguous units from the start of a file."""
+    """Return the number of bytes of the contiguous units at the start of a file."""
     position = start = 0
     data = b""
     with FileSource(file.path) as source:

@@ -1,6 +1,7 @@
-"""Derive the entries of a batch's messages as columns, without writing anything.
+"""Derive the consume queue and index entries of a batch of messages as columns, without writing
+them.
 
-This needs only the bytes of the log, so other threads may do it ahead of the writer
+Only the bytes of the log are needed, so other threads may derive entries ahead of the writer
 (`rmqctl.engine.dispatch.reput.Dispatcher.apply`). Spec: consumequeue.md §3, §4, §9 and §10,
 index.md §5.
 """
@@ -25,10 +26,11 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 
 @dataclass(slots=True)
 class FurtherRows:
-    """Rows in further queues of multi-dispatched messages (consumequeue.md §10).
+    """Entries of multi-dispatched messages in queues other than their own (consumequeue.md §10).
 
     ``message``: the number of the message. ``name``: the number of the queue's name in ``names``.
-    ``offset``: the queue offset there. All are int64; a message's rows keep their order.
+    ``offset``: the queue offset in that queue. All are int64; the entries of a message keep their
+    order.
     """
 
     names: list[bytes]
@@ -38,7 +40,7 @@ class FurtherRows:
 
     @classmethod
     def joined(cls, parts: Sequence[FurtherRows]) -> FurtherRows:
-        """Concatenate parts in log order (at least one)."""
+        """Concatenate parts (at least one), which are in log order."""
         first = np.cumsum([0, *(len(part.names) for part in parts)])
         return cls([name for part in parts for name in part.names],
                    np.concatenate([part.message for part in parts]),
@@ -49,12 +51,14 @@ class FurtherRows:
 
 @dataclass(slots=True)
 class Derived:
-    """Columns (int64) with one element for each message, in log order; picklable.
+    """The entries of messages, as columns (int64) with an element for each message, in log order;
+    picklable.
 
-    ``topic``: numbers of ``topics``. ``tags``: the plain tags codes. ``rowed`` (bool): messages
-    that get entries. Keys of indexed messages are in index order: ``key_row`` is the message,
-    ``key_hash`` the hash in the entry. ``inner``: (first queue offset, count) of each message in a
-    batch queue, None if every message is a single one.
+    ``topic``: numbers in ``topics``. ``tags``: tags codes without extension addresses. ``rowed``
+    (bool): whether the message gets consume queue entries. ``key_row`` and ``key_hash`` have an
+    element for each key of an indexed message, in index order: the number of the message, and the
+    hash in the index entry. ``inner``: (first queue offset, number of queue offsets) of each
+    message for a batch queue; None if every message is a single one.
     """
 
     topics: list[bytes]
@@ -76,7 +80,7 @@ class Derived:
 
     @classmethod
     def joined(cls, parts: Sequence[Derived]) -> Derived:
-        """Concatenate parts of the same deriver in log order (at least one)."""
+        """Concatenate parts of the same deriver (at least one), which are in log order."""
         if len(parts) == 1:
             return parts[0]
         begin = np.cumsum([0, *(len(part) for part in parts)])
@@ -102,8 +106,8 @@ class Derived:
 
 def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
                further: Mapping[int, Sequence[tuple[str, int]]] | None = None) -> Derived:
-    """Return ``derived`` with other tags codes and index keys for messages at some physical
-    offsets, and with more rows (queue, queue offset) in ``further`` queues.
+    """Return ``derived`` with replaced tags codes and index keys for messages at some physical
+    offsets, and with additional entries (queue, queue offset) in ``further`` queues.
     """
     further = further or {}
     named = np.array(sorted({*tags, *keys, *further}), np.int64)
@@ -129,7 +133,7 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
 
 def _with_more(further: FurtherRows | None,
                more: Sequence[tuple[int, str, int]]) -> FurtherRows | None:
-    """Add the rows ``more`` (message, queue, queue offset) that do not exist yet."""
+    """Add those of the entries ``more`` (message, queue, queue offset) that do not exist yet."""
     present = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
             further.message.tolist(), further.name.tolist(), further.offset.tolist(),
@@ -147,9 +151,10 @@ def _with_more(further: FurtherRows | None,
 
 
 class Deriver:
-    """Derives columns with the same topic numbers over many batches: ``topics`` only grows.
+    """Derives entries from many batches. A topic keeps its number, because ``topics`` only grows.
 
-    ``rows`` and ``keys`` select the columns; the others are empty (``tags``) or None.
+    ``rows`` and ``keys``: whether to derive consume queue entries and index entries. The columns of
+    what is not derived are empty (``tags``) or None.
     """
 
     def __init__(self, profile: BrokerVersion, delay_levels: str, *, rows: bool = True,
@@ -161,7 +166,7 @@ class Deriver:
         self._leads = LeadsOf(self.topics, self.levels, tags=rows, keys=keys)
 
     def derive(self, batch: Batch) -> Derived:
-        """Return the columns of a batch's messages, without references to its buffer."""
+        """Derive the entries of a batch; the result has no references to the batch's buffer."""
         topic = self.topics.encode(text.topics(batch))
         leads = self._leads.of(batch, topic)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
@@ -200,6 +205,6 @@ class Deriver:
 
 
 def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:
-    """Return the deriver for a dispatcher with these settings."""
+    """Return a deriver for a dispatcher with these settings."""
     return Deriver(settings.profile, settings.message_delay_level, rows=rows,
                    keys=settings.message_index, multi_dispatch=settings.multi_dispatch)

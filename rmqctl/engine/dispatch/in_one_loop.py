@@ -1,6 +1,8 @@
-"""Derive the entries of plain messages with a single loop of the kernel over the bytes of the log.
+"""Derive the entries of plain messages in a single loop of the kernel extension over the log's
+bytes.
 
-The loop ends at the first message that is damaged or needs `Deriver`, which continues there.
+The loop ends at the first message that is damaged or that only `Deriver` can process, which then
+continues.
 """
 
 from __future__ import annotations
@@ -17,20 +19,21 @@ from rmqctl.scan.derived import NAMES, TopicNumbers, delays
 from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
-"""Keys per message for which space is reserved initially."""
+"""Number of keys for which space is reserved at first, for each message."""
 
 
 class LeadPass:
-    """Derives entries from the bytes that a scan has read; `over` is the scan's ``intact``.
+    """Derives entries from the bytes that a scan has read; `over` is passed to the scan as
+    ``intact``.
 
-    ``length``: bytes of the log to process. ``limit``: only messages that end at or before it.
-    `settle` passes the results to ``take``.
+    ``length``: number of bytes of the log to process. ``limit``: the physical offset at or before
+    which a message must end to be processed. `settle` passes the results to ``take``.
     """
 
     @classmethod
     def of(cls, deriver: Deriver, length: int, limit: int | None,
            take: Callable[[Derived], None]) -> LeadPass | None:
-        """Return a pass, or None without the kernel."""
+        """Return a pass; None if the kernel extension is not available."""
         kernel = active()
         return None if kernel is None else cls(kernel, deriver, length, limit, take)
 
@@ -48,7 +51,9 @@ class LeadPass:
         self._keys: Array = np.empty((2, 0), np.int64)
 
     def over(self, data: Array, base: int, at: int, end: int) -> int:
-        """Process the messages of ``data`` from ``at``; return the end (see `Walk.intact`)."""
+        """Process the messages of ``data`` from position ``at`` on; return the position after the
+        last processed one (see `Walk.intact`).
+        """
         if self._limit is not None:
             data = data[:max(self._limit - base, 0)]
             end = min(end, len(data))
@@ -68,7 +73,9 @@ class LeadPass:
                 return int(self._state[self._at["at"]])
 
     def _more_room(self) -> bool:
-        """Free space for more keys; return False if a single message has more keys than fit."""
+        """Make space for more keys; return False if even a single message has more keys than
+        fit.
+        """
         is_first = not self._columns.shape[1]
         if not is_first:
             if not self._state[self._at["messages"]]:
@@ -83,7 +90,7 @@ class LeadPass:
         return True
 
     def settle(self) -> None:
-        """Pass the columns of all messages since the last call to ``take``."""
+        """Call ``take`` with the columns of all messages since the last call."""
         count, keys = self._state[1:3].tolist()
         if not count:
             return

@@ -1,8 +1,8 @@
-"""Writer of the index files of a store root (spec: index.md §2-§7).
+"""Writer of the index files of a store (spec: index.md §2-§7).
 
-An index file is written from time to time: entries, then slots, then header. The slot table (20 MB
-by default), the header and new entries are kept in memory. A killed process leaves a file that only
-lacks the entries since the last `IndexFileWriter.sync_to_file`.
+The slot table (20 MB by default), the header and new entries are kept in memory. From time to time
+they are written: entries, then slots, then header. If the process is killed, the file lacks only
+the entries since the last `IndexFileWriter.sync_to_file`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER = "index"
 MAX_PENDING = 1 << 18
 """Number of new entries after which the slots are written automatically."""
 _WRITTEN = 1 << 16
-"""Number of entries written together, before slots and header."""
+"""Number of entries that are written together, before the slots and the header."""
 _PAGE_BITS = 12
 _PAGE = 1 << _PAGE_BITS
 _INT_MAX = (1 << 31) - 1
@@ -40,7 +40,7 @@ _SLOTS = layout.slot_dtype()["entry"]
 
 @dataclass(slots=True)
 class IndexHeader:
-    """The header in memory, as in a broker: ``index_count`` starts at 1."""
+    """The header in memory. As in a broker, ``index_count`` starts at 1."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -50,14 +50,16 @@ class IndexHeader:
     index_count: int = 1
 
     def record(self, *, counted: bool) -> HeaderRecord:
-        """Return the header on disk: the count is 0 before the first entry, unless ``counted``."""
+        """Return the header as it is on disk: before the first entry its count is 0, unless
+        ``counted``.
+        """
         count = self.index_count if counted or self.index_count > 1 else 0
         return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,
                             self.end_phy_offset, self.hash_slot_count, count)
 
 
 class IndexFileWriter:
-    """The index file at ``path``. Use `create` or `load`."""
+    """Writer of the index file at ``path``. Use `create` or `load`."""
 
     def __init__(self, path: str, shape: IndexShape, pool: FilePool, header: IndexHeader,
                  table: Array) -> None:
@@ -71,12 +73,14 @@ class IndexFileWriter:
         self._pending = 0
         self.most_pending = MAX_PENDING
         self.touched = False
-        """True if anything was written since the file was opened."""
+        """Whether anything was written since the file was opened."""
 
     @classmethod
     def create(cls, path: str, shape: IndexShape, pool: FilePool,
                before: IndexHeader | None) -> IndexFileWriter:
-        """Create a file; its header starts with the end of the file ``before`` (spec §7)."""
+        """Create a file whose header starts with the end offset and time of the file ``before``
+        (index.md §7).
+        """
         pool.create(path, shape.file_size)
         file = cls(path, shape, pool, IndexHeader(), np.zeros(shape.slots, _SLOTS))
         file._header_dirty = file.touched = True
@@ -86,7 +90,9 @@ class IndexFileWriter:
         return file
 
     def follow(self, before: IndexHeader) -> None:
-        """Start an empty file's header with the end of the file before it."""
+        """Set the start in an empty file's header to the end offset and time of the file
+        ``before``.
+        """
         if before.end_phy_offset > 0:
             self.header.begin_phy_offset = self.header.end_phy_offset = before.end_phy_offset
         if before.end_timestamp > 0:
@@ -96,9 +102,11 @@ class IndexFileWriter:
     @classmethod
     def load(cls, path: str, shape: IndexShape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
         """Load a file from disk.
-        Raises: RefusedError if its size does not match ``shape``. ``repair``: if the
-        process was killed between the writes of slots and header, move slots that point
-        after the header's count back along their chains, to their old targets.
+
+        ``repair``: if the process was killed after it wrote the slots and before it wrote the
+        header, reset the slots that point to entries which the header does not count: follow their
+        chains back to the newest counted entry. Raises: RefusedError if the file's size does not
+        match ``shape``.
         """
         with FileSource(path) as source:
             if source.size not in {0, shape.file_size}:
@@ -116,7 +124,9 @@ class IndexFileWriter:
         return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
-        """Move slots that point too far back along their chains to the newest valid entry."""
+        """Reset the slots that point to uncounted entries to the newest counted entry in their
+        chains.
+        """
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
         if not len(over):
@@ -137,14 +147,14 @@ class IndexFileWriter:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether the process that created the file was killed before it wrote the
-        header.
+        """Return whether the header was never written, because the process that created the file
+        was killed.
         """
         return self.header == IndexHeader()
 
     @property
     def room(self) -> int:
-        """Number of entries that still fit."""
+        """Number of entries that the file can still hold."""
         return max(0, self.shape.max_entries - self.header.index_count)
 
     @property
@@ -155,8 +165,9 @@ class IndexFileWriter:
 
     def extend(self, key_hash: Array, key_row: Array, physical: Array,
                store_timestamp: Array) -> None:
-        """Add entries for keys in put order (int64 columns), at least one and at most `room`.
-        ``key_row``: the number of a key's message, for its offset and time.
+        """Add an entry for each of the keys (at least one, at most `room`), which are in index
+        order; int64 columns. ``key_row``: for each key, the number of its message in ``physical``
+        and ``store_timestamp``.
         """
         header, many = self.header, len(key_hash)
         first, last = int(key_row[0]), int(key_row[-1])
@@ -180,7 +191,9 @@ class IndexFileWriter:
 
     def _link(self, entries: Array, key_hash: Array, key_row: Array, physical: Array,
               store_timestamp: Array) -> int:
-        """Fill new entries and update their slots; return the number of slots that were empty."""
+        """Fill new entries and update their slots; return the number of slots that were empty
+        before.
+        """
         kernel = active()
         if kernel is not None:
             fresh: int = kernel.link_entries(
@@ -193,8 +206,8 @@ class IndexFileWriter:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Set the seconds of entries: of a file's first entry since the header's begin time, of the
-        others since the first entry's store time.
+        """Set the times of entries in seconds: for a file's first entry since the header's begin
+        time, for all others since the store time of the first entry.
         """
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
@@ -203,7 +216,9 @@ class IndexFileWriter:
         entries["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
 
     def _set_links(self, entries: Array, key_hash: Array) -> int:
-        """Set the entry before each entry in its slot; return the number of empty slots."""
+        """Link each new entry to the previous entry of its slot; return the number of slots that
+        were empty before.
+        """
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
         # Sorted by slot, then by number, neighbours in a slot are linked to each other ...
@@ -229,10 +244,11 @@ class IndexFileWriter:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
 
     def sync_to_file(self, *, counted: bool = False) -> None:
-        """Write new entries, changed slots and then the header, without fsync.
+        """Write the new entries, the changed slots and then the header, without fsync.
 
-        Readers, and the next process after a kill, see a complete file except for an instant.
-        ``counted``: the header of an empty file contains 1, not 0, as after a 5.x shutdown.
+        A reader, or a process that starts after a kill, sees a consistent file, except during the
+        instant between the last two writes. ``counted``: write a count of 1 instead of 0 into the
+        header of an empty file, as 5.x does at shutdown.
         """
         # 1. The entries.
         self._write_entries()
@@ -253,7 +269,7 @@ class IndexFileWriter:
         self._pending = 0
 
     def _write_entries(self) -> None:
-        """Write pending entries; they are not read before the header counts them."""
+        """Write the new entries. Nobody reads them before the header counts them."""
         if self._entries:
             # Join them as bytes: numpy would concatenate them in native byte order.
             body = b"".join([entries.view(np.uint8).data for entries in self._entries])
@@ -262,7 +278,7 @@ class IndexFileWriter:
             self._entries, self._unwritten = [], 0
 
     def _write_pages(self, first: int, stop: int) -> None:
-        """Write the slots in pages ``[first, stop)`` of the file."""
+        """Write the slots that are in the pages ``[first, stop)`` of the file."""
         start = max(0, first * _PAGE - HEADER.size) // SLOT.size
         end = (stop * _PAGE - HEADER.size) // SLOT.size
         part = self._table[start:end].view(np.uint8).data
@@ -271,9 +287,8 @@ class IndexFileWriter:
 
 
 def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Write a file in a scratch folder for an `IndexWriter` to continue, without fsync. ``parts``:
-    (position, bytes); other bytes are zeros.
-    Raises: StoreIOError.
+    """Create an index file in a scratch folder, to which an `IndexWriter` can append, without
+    fsync. ``parts``: (position, bytes); all other bytes are zero. Raises: StoreIOError.
     """
     make_folders(os.path.dirname(path), durable=False)
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
@@ -286,9 +301,10 @@ def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]
 
 
 def last_hashes(paths: list[str], shape: IndexShape, physical: int) -> list[int]:
-    """Return the key hashes of the last entries that point to ``physical``, oldest first.
+    """Return the key hashes of the entries at the end of the index that point to ``physical``,
+    oldest first.
 
-    ``paths``: the index files, oldest first; a message's entries may be in several.
+    ``paths``: the index files, oldest first. The entries of a message may be in several files.
     """
     out: list[int] = []
     for path in reversed(paths):
@@ -308,7 +324,7 @@ def last_hashes(paths: list[str], shape: IndexShape, physical: int) -> list[int]
 
 
 def newest_full_end(paths: list[str], shape: IndexShape) -> int:
-    """Return the end timestamp of the newest full file, or 0."""
+    """Return the end timestamp of the newest full file; 0 if no file is full."""
     for path in reversed(paths):
         header = header_of(path)
         if header.index_count >= shape.max_entries:
@@ -317,7 +333,9 @@ def newest_full_end(paths: list[str], shape: IndexShape) -> int:
 
 
 def header_of(path: str) -> IndexHeader:
-    """Return the header of a file on disk; an unused one if the file is too short."""
+    """Return the header of a file on disk; the header of an unused file if the file is too
+    short.
+    """
     with FileSource(path) as source:
         return IndexHeader(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
@@ -330,18 +348,19 @@ def _seconds(store_timestamp: Array, begin: int) -> Array:
 
 
 class IndexWriter:
-    """Writer to the last index file, with a new one when it is full.
+    """Appends to the last index file, and creates a new one when it is full.
 
-    A broker indexes the last indexed message twice when it is dispatched again. The writer skips
-    existing keys instead, unless ``as_broker``.
+    When a broker dispatches the last indexed message again, it indexes the message twice. This
+    writer skips keys that are already in the index, unless ``as_broker``.
     """
 
     def __init__(self, root: str, shape: IndexShape, pool: FilePool, wall_clock: Callable[[], int],
                  *,
                  counts_empty: bool = True, as_broker: bool = False,
                  most_pending: int | None = None) -> None:
-        """Open the last file. ``counts_empty``: `close` writes a count of 1 into an empty file, as
-        5.x does. ``most_pending``: number of new entries after which the slots are written.
+        """Open the last file. ``counts_empty``: whether `close` writes a count of 1 into an empty
+        file, as 5.x does. ``most_pending``: number of new entries after which the slots are
+        written.
         """
         if shape.slots <= 0 or shape.capacity <= 0:
             raise UsageError(f"an index file cannot have {shape.slots} hash slots and "
@@ -359,14 +378,15 @@ class IndexWriter:
             if self._file.is_blank and len(self._paths) > 1:
                 self._file.follow(header_of(self._paths[-2]))
         self.index_timestamp = newest_full_end(self._paths[:-1], shape)
-        """End timestamp of the newest full file, or 0."""
+        """The end timestamp of the newest full file; 0 if no file is full."""
 
     def put(self, physical: Array, key_row: Array, key_hash: Array,
             store_timestamp: Array) -> None:
-        """Index the messages of a chunk (log order) by their keys (index order); int64 columns.
+        """Index the messages of a part of the log (in log order) by their keys (in index order);
+        int64 columns.
 
-        ``physical`` and ``store_timestamp`` have an element for each message, with or without keys;
-        ``key_row``: the number of a key's message.
+        ``physical`` and ``store_timestamp`` have an element for each message, with or without keys.
+        ``key_row``: for each key, the number of its message.
         """
         first_message, first_key = self._first_unindexed(physical, key_row, key_hash)
         if first_message >= len(physical):
@@ -384,7 +404,7 @@ class IndexWriter:
                 return
 
     def _first_unindexed(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
-        """Return (first message, first key) that is not indexed yet."""
+        """Return (number of the first message, number of the first key) that is not indexed yet."""
         if self._file is None:
             return 0, 0
         if self._as_broker and self._file.full and len(physical):
@@ -408,7 +428,9 @@ class IndexWriter:
         return message, key + len(indexed)
 
     def _current(self) -> IndexFileWriter:
-        """Return the last file; create one if there is none or it is full."""
+        """Return the writer of the last file; create a new file if there is none, or if the last
+        one is full.
+        """
         file = self._file
         if file is not None and not file.full:
             return file
@@ -429,15 +451,16 @@ class IndexWriter:
             file.most_pending = self._most_pending
 
     def _name(self) -> str:
-        """Return a name by the wall clock, but after the last file's name: names must be in the
-        order of creation, and two files of the same millisecond must differ (a broker's do not).
+        """Return a file name from the wall clock that is greater than the last file's name. Names
+        must be in the order of creation, and unlike in a broker, two files of the same millisecond
+        get different names.
         """
         name = name_at(self._clock())
         last = os.path.basename(self._paths[-1]) if self._paths else ""
         return name if name > last else next_name(last)
 
     def sync_to_file(self) -> None:
-        """Write pending data, without fsync."""
+        """Write the new entries, changed slots and header, without fsync."""
         if self._file is not None:
             self._file.sync_to_file()
 
@@ -451,10 +474,10 @@ class IndexWriter:
 
 
 def name_at(time: int) -> str:
-    """Return the name of an index file created at a time (ms), in local time, as a broker's.
+    """Return the name, in local time as in a broker, of an index file created at ``time`` (ms).
 
-    A time outside the calendar gives the name of 1970: the clock of a rebuild may be a damaged
-    store time.
+    For a time outside the calendar, return a name of 1970: in a rebuild, the time is a message's
+    store time, which may be damaged.
     """
     try:
         moment = datetime.fromtimestamp(time // 1000)  # noqa: DTZ006 (local by spec)
@@ -464,7 +487,7 @@ def name_at(time: int) -> str:
 
 
 def next_name(name: str) -> str:
-    """Return the next possible name after ``name`` ("" precedes all names)."""
+    """Return the next possible name after ``name``; "" is less than all names."""
     time = names.parse_index(name)
     if time is None or time.year == MAXYEAR:
         return f"{int(name or 0) + 1:0{names.INDEX_DIGITS}d}"

@@ -1,7 +1,7 @@
-"""Files written by position: bounded descriptors, pending fsyncs, files of queues, and the common
-part of the writers of plain and batch queues.
+"""The files of queues, written by position, and what the writers of plain and batch queues share.
 
-Every failed call raises a StoreIOError with the file and the attempted operation.
+The number of open descriptors is limited, and files to be fsynced are remembered. Every failed call
+raises a StoreIOError that names the file and the operation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_OPEN = 256
 
 
 class FilePool:
-    """A pool of at most ``most`` open descriptors; the least recently used is closed first.
+    """A pool of at most ``most`` open descriptors; the least recently used one is closed first.
 
-    `flush` fsyncs only files with unwritten pages and folders with new entries. After a failed
-    fsync it is unknown which pages are on disk, and the system reports the failure only once, so
-    every later `flush` fails the same way.
+    `flush` fsyncs only files that were written and folders with new entries. After a failed fsync
+    it is unknown which pages are on disk, and the operating system reports the failure only once.
+    So every later `flush` fails with the same error.
     """
 
     def __init__(self, aside: AsideFolder, most: int = MAX_OPEN) -> None:
@@ -50,15 +50,14 @@ class FilePool:
 
     @property
     def dirty(self) -> list[str]:
-        """Files and folders to fsync."""
+        """The files and folders that need an fsync."""
         return [*self._dirty, *self._folders]
 
     def create(self, path: str, size: int) -> None:
-        """Create a file of ``size`` zero bytes (sparse) and its folders.
+        """Create a sparse file of ``size`` zero bytes, and its folders.
 
-        An existing file of that size is used as it is. An empty file, left by a process that was
-        killed between creating and extending it, is extended.
-        Raises: RefusedError for other files.
+        An existing file of that size is used unchanged. An empty file is extended: its process was
+        killed between creating and extending it. Raises: RefusedError for any other existing file.
         """
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -86,8 +85,8 @@ class FilePool:
               unused: bool = False) -> None:
         """Write ``data`` at ``position`` of an existing file.
 
-        ``unused``: the old bytes have no value, so zero them after a failed write: a partial unit
-        must not look complete.
+        ``unused``: whether the old bytes are worthless, so that a failed write is followed by
+        zeroing the range: a partial unit must not look complete.
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
@@ -107,7 +106,7 @@ class FilePool:
             raise failed(error, path, f"read at offset {position} of") from None
 
     def move_aside(self, path: str) -> None:
-        """Move a file out of its queue; it is not deleted."""
+        """Move a file out of its queue's folder without deleting it."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
@@ -116,11 +115,11 @@ class FilePool:
         self._folders[os.path.dirname(path)] = None
 
     def save_bytes(self, path: str, position: int, data: bytes) -> None:
-        """Save bytes before they are overwritten."""
+        """Save a copy of bytes that will be overwritten."""
         self._aside.save_bytes(path, position, data)
 
     def flush(self) -> None:
-        """Fsync files and folders changed since the last flush, files first."""
+        """Fsync the files and then the folders that have changed since the last flush."""
         for path in list(self._dirty):
             self._sync_file(path)
         for folder in list(self._folders):
@@ -185,16 +184,18 @@ class FilePool:
 
 
 def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
-    """Return the error for files of an unexpected size, with which a broker would not start."""
+    """Return the error for a file of an unexpected size, with which a broker would not start."""
     return RefusedError(f"{path}: has {size} bytes, but the setting is {wanted}; files of "
                         "different sizes cannot be mixed")
 
 
 class QueueFiles:
-    """The files of a queue: of equal size, named by the offset of their first byte in the queue.
+    """The files of a queue, which have the same size. The name of a file is the offset of its first
+    byte in the queue.
 
-    ``base``: start of the last file (None without files). ``position``: of the next unit (bytes
-    from the queue's start). Sizes are multiples of the unit size, so no unit crosses files.
+    ``base``: the offset of the last file (None without files). ``position``: the offset in bytes of
+    the next unit in the queue. File sizes are multiples of the unit size, so no unit extends over
+    two files.
     """
 
     __slots__ = ("_behind", "_path", "_pool", "_stale", "base", "file_size", "folder", "position")
@@ -208,12 +209,12 @@ class QueueFiles:
         self._stale = 0
 
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
-        """Continue with files on disk. ``position`` None: keep none of them.
+        """Continue with existing files. ``position``: where the next unit will be written; None:
+        keep none of the files.
 
-        Files that start after ``position``, which a broker deletes, are moved aside at the next
-        write to the queue, or by `wipe`, which also zeroes the units from ``position`` to
-        ``stale``.
-        Raises: RefusedError for a file of another size.
+        Files that start after ``position`` (which a broker would delete) are moved aside at the
+        next write to the queue, or by `wipe`. `wipe` also zeroes the units from ``position`` to
+        ``stale``. Raises: RefusedError for a file of another size.
         """
         for number, file in enumerate(files):
             empty_last = file.size == 0 and number == len(files) - 1
@@ -230,23 +231,23 @@ class QueueFiles:
 
     @property
     def full(self) -> bool:
-        """Return whether the last file is full (False without a file)."""
+        """Return whether the last file is full; False without files."""
         return self.base is not None and self.position >= self.base + self.file_size
 
     def start(self, base: int) -> None:
-        """Create the first file; the next unit goes to its start."""
+        """Create the first file; the next unit will be written at its start."""
         self._enter(base)
         self.position = base
 
     def roll(self) -> None:
-        """Create the file after the last one, which must be full."""
+        """Create the next file; the last file must be full."""
         assert self.base is not None
         self._enter(self.base + self.file_size)
 
     def append(self, data: bytes | memoryview) -> None:
         """Write complete units at ``position``, in as many files as needed.
 
-        After an error ``position`` is the end of the written units.
+        After an error, ``position`` is the end of the units that were written.
         """
         done, length = 0, len(data)
         while done < length:
@@ -263,7 +264,7 @@ class QueueFiles:
             done += len(part)
 
     def advance(self, length: int) -> None:
-        """Skip ``length`` bytes."""
+        """Move ``position`` forward by ``length`` bytes."""
         self.position += length
 
     def write_at(self, position: int, data: bytes) -> None:
@@ -272,9 +273,10 @@ class QueueFiles:
         self._pool.write(self._path, data, position - self.base)
 
     def wipe(self) -> None:
-        """Remove units of records that are no longer in the log.
+        """Remove the units of records that are no longer in the log.
 
-        A broker keeps them, and takes them for entries once the log has grown past their targets.
+        A broker keeps such units, and uses them as entries once the log has grown beyond the
+        offsets to which they point.
         """
         self._clear()
         if self.base is not None and self._stale > self.position:
@@ -304,12 +306,14 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""The common number of all queues whose entries are skipped."""
+"""The number that stands for all queues whose entries are skipped."""
 
 
 @dataclass(slots=True)
 class DispatchedQueue:
-    """A queue in memory. ``max_physic``: physical end of its entries, -1 without rows."""
+    """The state of a queue that is being written. ``max_physic``: the physical offset up to which
+    it has entries, -1 without entries.
+    """
 
     key: QueueKey
     files: QueueFiles
@@ -317,7 +321,7 @@ class DispatchedQueue:
 
 
 class OnDisk(Protocol):
-    """A queue as `rmqctl.store` reads it."""
+    """The interface of a queue that `rmqctl.store` has read from disk."""
 
     folder: str
     troubles: list[Trouble]
@@ -328,17 +332,18 @@ D = TypeVar("D", bound=OnDisk)
 
 
 class QueueSet(ABC, Generic[Q, D]):
-    """All queues of a kind in a folder of a store, numbered in order of appearance.
+    """All queues of one kind in a store. They are numbered in the order in which they first appear.
 
-    ``refused``: number of rows with an invalid queue offset.
+    ``refused``: number of skipped entries with an invalid queue offset.
     """
 
     def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
-        """Find all queues on disk; truncate rows of records after ``log_end``, as a broker does.
+        """Find all queues on disk; truncate the entries of records after ``log_end``, as a broker
+        does.
 
-        These rows are wiped when the first rows are put, unless ``as_broker``. ``wanted`` selects
-        the queues to write (default: all).
+        The first `put` zeroes these entries, unless ``as_broker``. ``wanted`` selects the queues to
+        write (default: all).
         """
         self._folder, self._file_size, self._pool = folder, file_size, pool
         self._log_end, self._as_broker, self._wanted = log_end, as_broker, wanted
@@ -350,14 +355,16 @@ class QueueSet(ABC, Generic[Q, D]):
 
     @abstractmethod
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> D:
-        """Return a queue as it is on disk."""
+        """Return a queue as `rmqctl.store` reads it from disk."""
 
     @abstractmethod
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: D) -> Q:
         """Return the queue in its state after a broker's recovery."""
 
     def number(self, key: QueueKey) -> int:
-        """Return the number of a queue for rows; `UNWANTED` if it is not written."""
+        """Return the number that identifies a queue in entries; `UNWANTED` if the queue is not
+        written.
+        """
         if self._wanted is not None and not self._wanted(key):
             return UNWANTED
         number = self._numbers.get(key)
@@ -377,14 +384,16 @@ class QueueSet(ABC, Generic[Q, D]):
         return QueueFiles(folder, self._file_size, self._pool)
 
     def wipe_cut(self) -> None:
-        """Wipe the rows that were truncated at opening. Raises: StoreIOError."""
+        """Zero the entries that were truncated when the queues were opened. Raises:
+        StoreIOError.
+        """
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()
 
 
 def refuse_unreadable(troubles: list[Trouble]) -> None:
-    """Raise StoreIOError for an unreadable folder or file: its queue may not be empty."""
+    """Raise StoreIOError if a folder or file is unreadable, because its queue may have entries."""
     for trouble in troubles:
         if trouble.unreadable:
             raise StoreIOError(f"cannot list {trouble.path}: {trouble.reason}")
