@@ -1,9 +1,9 @@
 """The engine: a store directory opened for appending, as by a broker.
 
-`Engine.open` takes the store's lock, finds the end of the log, and refuses a store to which
-appending would do harm. Nothing is written before the first message is accepted. From then on the
-store looks like that of a running broker (``abort``), until `close` leaves it in the state after a
-clean shutdown.
+`Engine.open` takes the store's lock, finds the end of the log, and rejects a store that appending
+would damage further. Nothing is written before the first message is accepted. From then on the
+store looks like that of a running broker (``abort`` exists), until `close` leaves it in the state
+after a clean shutdown.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Engine(Putting):
         self._put_lock = threading.Lock()
         self._settled = threading.Condition(self._put_lock)
         self._settling = 0
-        """Number of puts that have appended and wait for the disk."""
+        """Number of puts that have appended their messages and are waiting for the fsync."""
         self._locked_since = 0.0
         # Create what works without the open log: limits, batch topics, checkpoint, backlog.
         self._disk = disk_usage.Watch(store.log_folders, settings.disk_watermark)
@@ -76,9 +76,9 @@ class Engine(Putting):
             run.data, run.base, run.bit_maps))
         self._next_checkpoint = math.inf
         self.recovered = 0
-        """Number of messages dispatched again when the store was opened."""
+        """Number of messages that were dispatched again when the store was opened."""
         self.aside = AsideFolder(root)
-        """The folder for files that are moved aside."""
+        """The folder to which replaced files are moved."""
         # Close in reverse order if a step fails, so that the lock is released last.
         with ExitStack() as held:
             held.callback(lock.release)
@@ -100,7 +100,7 @@ class Engine(Putting):
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
             self._catch_up(again)
             self._held = held.pop_all()
-            """Resources to close at the end, the lock last."""
+            """The resources that `close` releases, the lock last."""
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
@@ -110,12 +110,12 @@ class Engine(Putting):
         """Open a store for appending and take its lock.
 
         Nothing is written outside the root, except in ``commitlog_dirs`` and the folders
-        ``outside``; the locks of other stores that contain one of these are taken as well.
-        ``settings`` must have the sizes of the store. ``clock`` returns the store time (ms) of
-        messages without one, ``wall_clock`` the time (ms) that names index files (default: the
-        system's clock).
-        Raises: NotAStoreError; StoreHeldError while a broker or another rmqctl uses the
-        store; RefusedError if appending would do harm; StoreIOError.
+        ``outside``; if another store contains one of these, its lock is taken, too. ``settings``
+        must have the sizes of the store. ``clock`` returns the store time (ms) for messages without
+        one; ``wall_clock`` returns the time (ms) for the names of index files. Both default to the
+        system's clock.
+        Raises: NotAStoreError; StoreHeldError while a broker or another rmqctl uses the store;
+        RefusedError if appending would damage the store further; StoreIOError.
         """
         settings = settings or Settings()
         path = os.fspath(root)
@@ -146,8 +146,9 @@ class Engine(Putting):
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
         """Put messages in groups as they arrive; yield a result for each, in order.
 
-        With ``flush=sync`` the messages of a group share an fsync, and their results follow it.
-        Memory is bounded by a group: 1024 messages, or 1 MiB of bodies and another message.
+        With ``flush=sync``, the messages of a group share an fsync, and their results are yielded
+        after it. A group, and so the memory, is limited to 1024 messages, or to 1 MiB of bodies and
+        one more message.
         """
         malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []
@@ -167,7 +168,7 @@ class Engine(Putting):
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
         """Put a group of messages with one write (and one fsync); return a result for each.
 
-        With ``stop`` the first refused message ends the group, and its result is the last.
+        With ``stop``, the first rejected message ends the group, and its result is the last one.
         """
         wrong = self._not_now()
         if wrong is not None:
@@ -196,7 +197,7 @@ class Engine(Putting):
         return results
 
     def _settle(self, results: list[PutResult], end: int) -> None:
-        """Wait until everything before ``end`` is on disk, if flushing is synchronous."""
+        """If flushing is synchronous, wait until everything before ``end`` is on disk."""
         done = True
         try:
             if self._group is not None:
@@ -214,7 +215,9 @@ class Engine(Putting):
                     result.status = FLUSH_DISK_TIMEOUT
 
     def _not_now(self) -> PutResult | None:
-        """Return why nothing can be put (checkStoreStatus, before the put lock), or None."""
+        """Return a result with the reason why nothing can be put (checkStoreStatus, before the put
+        lock); None if messages can be put.
+        """
         since = self._locked_since
         held = int((time.monotonic() - since) * 1000) if since else 0
         state = admission.StoreState(shutdown=self._closed, role=self.settings.role,
@@ -246,9 +249,9 @@ class Engine(Putting):
             self._service = FlushService(self.log, self.settings)
 
     def _catch_up(self, index_from: int) -> None:
-        """Dispatch the undispatched end of the log, as a broker's startup does.
+        """Dispatch the undispatched end of the log, as a broker does at startup.
 
-        After a clean shutdown this is the log after the newest row.
+        After a clean shutdown, this is the part of the log after the message of the newest entry.
         """
         start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
@@ -266,7 +269,9 @@ class Engine(Putting):
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
     def reput(self) -> None:
-        """Dispatch everything appended so far to consumequeues and index, visible to readers."""
+        """Dispatch everything that was appended to consumequeues and index, so that readers see
+        it.
+        """
         with self._put_lock:
             self._usable()
             try:
@@ -302,7 +307,7 @@ class Engine(Putting):
     def close(self) -> None:
         """Shut down cleanly: flush everything, remove ``abort``, release the lock.
 
-        After a failed write the ``abort`` file stays, so that the next startup recovers.
+        After a failed write, ``abort`` is not removed, so that the next startup recovers the store.
         """
         with self._settled:
             if self._closed:
@@ -319,7 +324,7 @@ class Engine(Putting):
                 small_files.remove_abort(self.root)
 
     def _give_up_services(self) -> None:
-        """End the threads if they still run; their errors were already raised."""
+        """End the flush threads if they are still running; their errors were already raised."""
         for service in (self._group, self._service):
             if service is not None:
                 with contextlib.suppress(RmqctlError):

@@ -1,8 +1,8 @@
 """Flush a complete store to disk, then update its checkpoint (``rmqctl flush``; spec: recovery.md
 §11).
 
-Only the system knows which files are dirty, so every file and folder is flushed, which costs
-nothing for clean ones. The checkpoint advances only to data that is on disk.
+Only the operating system knows which files are dirty, so every file and folder is flushed, which
+costs nothing for clean ones. The checkpoint is advanced only up to data that is on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 @dataclass(slots=True)
 class Flushed:
-    """Result of a flush: files by structure, end of the log, checkpoint before and after."""
+    """The result of a flush: number of files of each structure, end of the log, checkpoint before
+    and after the flush.
+    """
 
     files: dict[str, int] = field(default_factory=dict)
     flushed_to: int | None = None
@@ -47,7 +49,7 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
     """Flush everything, then advance the checkpoint, under the store's lock.
 
     ``progress`` is called with 1 for each file. After an unclean shutdown, or if the end of the log
-    is damaged, the checkpoint stays, because a recovery relies on it.
+    is damaged, the checkpoint is not changed, because recovery relies on it.
     Raises: StoreHeldError, StoreIOError.
     """
     dirs = list(commitlog_dirs)
@@ -87,7 +89,9 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
 
 
 def _below(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path, is a folder) of everything below a folder, folders after their content."""
+    """Yield (path, whether it is a folder) of everything below a folder; a folder follows its
+    contents.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -104,7 +108,7 @@ def _below(folder: str) -> Iterator[tuple[str, bool]]:
 
 def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
              done: Flushed) -> None:
-    """Advance the checkpoint's times to the data that is on disk."""
+    """Advance the checkpoint's times to those of the data that is on disk."""
     try:
         state = examine(store, settings.profile)
     except RefusedError as error:
@@ -123,7 +127,9 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
 
 
 def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
-    """Return whether the consumequeue contains ``row``, the entry of the newest message."""
+    """Return whether the consumequeue contains ``row``, the expected entry of the newest
+    message.
+    """
     if row is None:
         return False
     topic, queue_id, queue_offset, physical = row
@@ -133,7 +139,7 @@ def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
 
 
 def _full_until(store: Store) -> int:
-    """Return the end time of the newest full index file, or 0."""
+    """Return the end time (ms) of the newest full index file; 0 if no file is full."""
     newest = 0
     for file in store.index_listing.files:
         try:

@@ -1,9 +1,10 @@
-"""The state of a store before an engine appends, and the repairs it needs: the end of the log, the
-start of a new dispatch, and leftovers of an unclean shutdown (spec: recovery.md §3-§6).
+"""The state of a store before an engine appends to it: the end of the log, where to start
+dispatching again, and the repairs that an unclean shutdown makes necessary (spec: recovery.md
+§3-§6).
 
 The end of the log is the one that a broker finds. If a broker would truncate intact messages, the
-store is refused: appending would overwrite them. Nothing is deleted: torn bytes and doubtful index
-files are moved to ``.rmqctl/aside``.
+store is rejected, because appending would overwrite them. Nothing is deleted: torn bytes and
+doubtful index files are moved to ``.rmqctl/aside``.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ from rmqctl.store.store import Sizes, Store
 
 _BLOCK = 4 << 20
 _AGAIN = "index-again"
-"""The note in ``.rmqctl`` of the start of a new indexing, during a recovery."""
+"""Name of the note in ``.rmqctl`` that contains, during a recovery, the physical offset from
+which to index again."""
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
            "timerwheel")
-"""Paths in a store that a broker with incoming messages writes, except the log and the small files.
-None of them may be a link.
+"""Paths in a store that a broker writes when messages arrive, except the log and the small files.
+They must not be links.
 """
 
 
@@ -56,8 +58,9 @@ None of them may be a link.
 class LogState:
     """The state of the log. ``end``: physical offset of the next record.
 
-    ``clean``: the last shutdown was clean. ``start``: physical offset of the file at which a
-    broker's recovery would start. ``cut_off``: bytes that a repair truncated follow the end.
+    ``clean``: whether the last shutdown was clean. ``start``: physical offset of the file at which
+    a broker's recovery would start. ``cut_off``: whether bytes that a repair truncated follow the
+    end.
     """
 
     end: int
@@ -67,7 +70,9 @@ class LogState:
 
 
 def examine(store: Store, version: BrokerVersion) -> LogState:
-    """Return the state of a store's log. Raises: RefusedError if appending would do harm."""
+    """Return the state of a store's log. Raises: RefusedError if appending would damage the store
+    further.
+    """
     log = store.log
     for trouble in store.log_troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; a broker would not start on it, "
@@ -97,7 +102,9 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
 
 
 def _intact_behind(store: Store, end: int) -> int | None:
-    """Return the physical offset of the first intact record at or after ``end``, or None."""
+    """Return the physical offset of the first intact record at or after ``end``; None if no record
+    follows.
+    """
     log = store.log
     for number, file in enumerate(log.files):
         if file.end <= end:
@@ -112,10 +119,11 @@ def _intact_behind(store: Store, end: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run of ``count`` contiguous records from the log, from physical offset ``base``.
+    """A sequence of ``count`` contiguous records of the log; ``base``: the physical offset of the
+    first one.
 
-    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record with a row in
-    a consumequeue, or None.
+    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record that belongs
+    into a consumequeue; None if no record does.
     """
 
     base: int
@@ -126,7 +134,7 @@ class RecordedRun:
 
 
 def recorded_runs(store: Store, start: int, end: int) -> Iterator[RecordedRun]:
-    """Yield the records of ``[start, end)``, a few MiB at a time."""
+    """Yield the records in ``[start, end)``, a few MiB at a time."""
     for batch in store.log.walk(start, end):
         if not len(batch):
             continue
@@ -150,14 +158,17 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
 def catch_up_start(state: LogState, dispatched_to: int) -> int:
     """Return the physical offset from which to dispatch again.
 
-    ``dispatched_to``: physical end of the newest row of all consumequeues, -1 without rows.
+    ``dispatched_to``: physical offset after the record of the newest entry in all consumequeues, -1
+    without entries.
     """
     start = min(max(dispatched_to, 0), state.end)
     return start if state.clean else min(start, state.start)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return the physical offset up to which plain consumequeues have rows; -1 without rows."""
+    """Return the physical offset up to which plain consumequeues have entries; -1 without
+    entries.
+    """
     view = broker_view(store, version)
     most = -1
     for queue in store.queues.values():
@@ -167,17 +178,17 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def sizes_of(settings: Settings) -> Sizes:
-    """Return the file sizes for opening a store with these settings."""
+    """Return the file sizes with which a store is opened, from the given settings."""
     return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                  settings.index_slots, settings.index_max)
 
 
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
-    """Return the lock, not yet taken, for writing like a broker: below the root, in the log folders
-    that the user named, and in the folders ``outside`` (relative to the root or absolute). It
-    includes the locks of other stores that contain one of these folders.
-    Raises: RefusedError if a log folder, or a link in a path that a broker writes, points
-    elsewhere.
+    """Return the lock, not yet taken, for writing to a store like a broker: below the root, in the
+    log folders that the user named, and in the folders ``outside`` (relative to the root or
+    absolute). If another store contains one of these folders, the lock includes that store's lock.
+    Raises: RefusedError if a log folder, or a link in a path that a broker writes, points to
+    another folder.
     """
     named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
     WritableFolders(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
@@ -185,7 +196,9 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
 
 
 def refuse_held(store: Store, root: str) -> None:
-    """Raise StoreHeldError if another process uses the store. The lock is not taken."""
+    """Raise StoreHeldError if another process uses the store. The lock is not taken by this
+    check.
+    """
     held = store.lock
     if held.held:
         who = f"process {held.pid}" if held.pid else "another process"
@@ -197,8 +210,8 @@ def refuse_held(store: Store, root: str) -> None:
 
 def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
               begin: Callable[[], None]) -> int:
-    """Repair a store; ``begin`` is called before the first change. Return the physical offset from
-    which to index again.
+    """Repair a store before appending; ``begin`` is called before the first change. Return the
+    physical offset from which to index again.
     Raises: StoreIOError.
     """
     # 1. The checkpoint in memory: do not trust times later than all messages.
@@ -216,10 +229,10 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery reads; None without
-    messages.
+    """Return the latest store time (ms) in the part of the log that a recovery reads; None if it
+    has no messages.
 
-    A checkpoint with a later time is torn, or messages with old times were added again.
+    If the checkpoint has a later time, it is torn, or messages with old times were added again.
     """
     times = [int(batch.column("store_timestamp").max())
              for batch in store.log.walk(state.start, state.end) if len(batch)]
@@ -239,11 +252,11 @@ def untrusted_index(store: Store, state: LogState,
                     trusted_until: int) -> tuple[list[StoreFile], int]:
     """Return (index files that cannot be trusted, the physical offset from which to index again).
 
-    After an unclean shutdown these are files that end after ``trusted_until``, the checkpoint's
-    index time, since they may be torn. A broker deletes them and indexes only the part of the log
-    that its recovery reads, so keys are lost. A file with messages after the end of the log is
-    never trusted: a broker would not index new messages before its end. The offset is the start of
-    the first of these files, or the end of the log.
+    After an unclean shutdown, files that end after ``trusted_until`` (the checkpoint's index time)
+    may be torn. A broker deletes such files and indexes only the part of the log that its recovery
+    reads, so keys are lost. A file with messages after the end of the log is never trusted, because
+    a broker would not index new messages before the end of that file. The returned offset is the
+    start of the first untrusted file, or the end of the log if all files are trusted.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
@@ -275,8 +288,9 @@ def untrusted_index(store: Store, state: LogState,
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
     """Move index files aside.
 
-    First note that indexing starts again at physical offset ``again``: after a kill the next
-    process finds no trace of the files. `done_again` removes the note.
+    Before that, write a note that indexing starts again at physical offset ``again``: if the
+    process is killed, the next process finds no other trace of the files. `done_again` removes the
+    note.
     Raises: StoreIOError.
     """
     if not files:
@@ -287,7 +301,9 @@ def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFol
 
 
 def _noted(store: Store, end: int) -> int:
-    """Return the noted start of a new indexing after an interrupted recovery, or ``end``."""
+    """Return the physical offset from which an interrupted recovery would have indexed again, from
+    its note; ``end`` without a note.
+    """
     try:
         with FileSource(store.path(STAGING, _AGAIN)) as source:
             text = source.read(0, 32)
@@ -299,12 +315,14 @@ def _noted(store: Store, end: int) -> int:
 
 
 def done_again(root: str) -> None:
-    """Remove the note: everything is indexed again and on disk. Raises: StoreIOError."""
+    """Remove the note, because everything is indexed again and on disk. Raises: StoreIOError."""
     _unlink(os.path.join(root, STAGING, _AGAIN))
 
 
 def forget_cut_off(root: str) -> None:
-    """Remove the note of truncated bytes: neither bytes nor rows are left. Raises: StoreIOError."""
+    """Remove the note on truncated bytes, because neither the bytes nor entries that point to them
+    exist any more. Raises: StoreIOError.
+    """
     if _unlink(os.path.join(root, NOTE)):
         sync_folder(os.path.join(root, STAGING))
 
@@ -321,12 +339,13 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Zero the bytes after the end of the log in its file; the old bytes are kept.
+    """Zero the bytes after the end of the log in its last file; a copy of them is kept.
 
-    They are the rest of a killed process's last write, or the END_OF_FILE record of the last file.
-    A broker leaves them, but after an appended short record their rest would look like damage. The
-    tail may be a complete file, so it is copied and overwritten in blocks. With ``cut_off`` the
-    bytes, which a repair truncated, stay noted until `forget_cut_off`.
+    These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
+    last file. A broker does not change them; but after a short record was appended, the rest of
+    them would look like damage. They may fill an entire file, so they are copied and overwritten in
+    blocks. With ``cut_off``, a repair truncated these bytes, and the note on them remains until
+    `forget_cut_off`.
     Raises: StoreIOError.
     """
     file = store.log.file_of(end)

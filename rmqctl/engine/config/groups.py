@@ -28,8 +28,8 @@ class SubscriptionGroups(ConfigTable):
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
         """Return the properties of a group in fastjson's order: the defaults, replaced by the
-        ``given`` values that have the right type. Raises: RefusedError for a name that is invalid
-        in the name of a retry topic.
+        ``given`` values that have the right type.
+        Raises: RefusedError for a name that is invalid in the name of a retry topic.
         """
         problem = name_problem(name)
         if problem is not None:

@@ -189,8 +189,8 @@ class Topics(ConfigTable):
         """Return what `create` would change, without changing anything.
 
         Arguments that are None do not change the topic; the defaults of a new topic are 8 queues,
-        perm 6 and no order. Raises: RefusedError for a name that a broker rejects; UsageError for
-        other invalid values.
+        perm 6 and no order.
+        Raises: RefusedError for a name that a broker rejects; UsageError for other invalid values.
         """
         # Refuse names that a broker rejects or creates itself.
         generation = self.settings.profile.generation
@@ -265,8 +265,8 @@ class Topics(ConfigTable):
         does when a message for it arrives: a copy of ``model``, with the ``queues`` that the
         producer requests, but not more than the model has.
 
-        The configuration of a system topic is returned, but not written. Raises: RefusedError if a
-        broker would not create the topic.
+        The configuration of a system topic is returned, but not written.
+        Raises: RefusedError if a broker would not create the topic.
         """
         existing = self.get(name)
         if existing is None:

@@ -189,8 +189,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, rows: EntryColumns, codes: Codes | None = None) -> None:
-        """Write the entries of a part of the log; the entries of a queue must be in order. Raises:
-        StoreIOError; afterwards the same entries may be put again.
+        """Write the entries of a part of the log; the entries of a queue must be in order.
+        Raises: StoreIOError; afterwards the same entries may be put again.
         """
         self.wipe_cut()
         # Skip rows with an invalid queue offset, and rows of unwanted queues.

@@ -105,8 +105,8 @@ class IndexFileWriter:
 
         ``repair``: if the process was killed after it wrote the slots and before it wrote the
         header, reset the slots that point to entries which the header does not count: follow their
-        chains back to the newest counted entry. Raises: RefusedError if the file's size does not
-        match ``shape``.
+        chains back to the newest counted entry.
+        Raises: RefusedError if the file's size does not match ``shape``.
         """
         with FileSource(path) as source:
             if source.size not in {0, shape.file_size}:
@@ -288,7 +288,8 @@ class IndexFileWriter:
 
 def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]) -> None:
     """Create an index file in a scratch folder, to which an `IndexWriter` can append, without
-    fsync. ``parts``: (position, bytes); all other bytes are zero. Raises: StoreIOError.
+    fsync. ``parts``: (position, bytes); all other bytes are zero.
+    Raises: StoreIOError.
     """
     make_folders(os.path.dirname(path), durable=False)
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")

@@ -57,7 +57,8 @@ class FilePool:
         """Create a sparse file of ``size`` zero bytes, and its folders.
 
         An existing file of that size is used unchanged. An empty file is extended: its process was
-        killed between creating and extending it. Raises: RefusedError for any other existing file.
+        killed between creating and extending it.
+        Raises: RefusedError for any other existing file.
         """
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -214,7 +215,8 @@ class QueueFiles:
 
         Files that start after ``position`` (which a broker would delete) are moved aside at the
         next write to the queue, or by `wipe`. `wipe` also zeroes the units from ``position`` to
-        ``stale``. Raises: RefusedError for a file of another size.
+        ``stale``.
+        Raises: RefusedError for a file of another size.
         """
         for number, file in enumerate(files):
             empty_last = file.size == 0 and number == len(files) - 1

@@ -1,5 +1,5 @@
-"""The dispatcher: writes consume queues and index from the log's records, as a broker does (spec:
-recovery.md §6, consumequeue.md §3-§10, index.md §5-§7).
+"""The dispatcher writes the consume queue and index entries of the log's records, as a broker does
+(spec: recovery.md §6, consumequeue.md §3-§10, index.md §5-§7).
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
 from rmqctl.scan.frames import Array, records_from
 
 BitMaps = Mapping[int, bytes | None]
-"""Map from a message's physical offset to its filter bit map."""
+"""For the physical offset of a message: its filter bit map."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
-"""(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of its
-former extension unit; None if unknown."""
+"""Function that returns the former extension unit of a message as (address, filter bit map),
+from (queue, physical offset, tags code, store time); each is None if unknown."""
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
-"""Function that returns the queue ids of further entries, from (queue names; for each entry: number
-of the name, the message's queue id, queue offset, physical offset).
+"""Function that returns the queue ids for entries of multi-dispatched messages in further queues,
+from (queue names; for each entry: number of the name, the message's queue id, queue offset,
+physical offset).
 """
 
 _LMQ = props.LMQ_PREFIX.encode()
@@ -49,20 +50,23 @@ _NOWHERE, _PLAIN, _BATCH = range(3)
 
 
 class Dispatcher:
-    """Consumequeues (plain, extended, batch, of light queues) and index of a store.
+    """Writer of the consumequeues (plain, extended, batch and light queues) and the index of a
+    store.
 
-    ``log_end``: end of the log; rows that point after it are truncated at opening, as by a broker's
-    recovery. ``wall_clock`` returns the ms that name index files. ``batch_topics`` returns whether
-    a topic's queues are batch queues; it is called once per topic.
+    ``log_end``: end of the log; entries that point beyond it are truncated at opening, as by a
+    broker's recovery. ``wall_clock`` returns the time (ms) for the names of index files.
+    ``batch_topics`` returns whether a topic's queues are batch queues; it is called once for each
+    topic.
 
-    Records that were dispatched before change nothing. ``as_broker`` repeats what a broker repeats
-    (extension units of existing rows, entries of the last indexed message), and does not wipe
-    truncated rows. ``positions``: ends of plain queues, if they are known better than from files.
+    A record that was dispatched before changes nothing. With ``as_broker``, the same is written
+    twice as in a broker (extension units of existing entries, index entries of the last indexed
+    message), and truncated entries are not zeroed. ``positions``: the ends of plain queues, if the
+    caller knows them better than the files show.
 
-    For rebuilding: ``wanted`` selects the queues to write (default: all), ``rows`` False skips all
-    of them. ``recall`` returns former extension units, for the address of a queue's first unit and
-    for bit maps, which are not in the log. ``most_pending``: maximum of index entries in memory.
-    ``twins``: see `ConsumeQueues`.
+    For a rebuild: ``wanted`` selects the queues to write (default: all); with ``rows`` False, no
+    queue is written. ``recall`` returns former extension units, for the address of a queue's first
+    unit and for bit maps, which are not in the log. ``most_pending``: maximum number of new index
+    entries in memory. ``twins``: see `ConsumeQueues`.
     Raises: StoreIOError from any method, after which the same records may be dispatched again;
     RefusedError at opening if files do not have the sizes in the settings.
     """
@@ -82,16 +86,17 @@ class Dispatcher:
         self._deriver = deriver_for(settings, rows=rows)
         self._topics = self._deriver.topics
         self._numbering: tuple[list[bytes], Array] = [], np.zeros(0, np.int64)
-        """Topics of the last `Derived` of another deriver, and their numbers here."""
+        """The topics of the last `Derived` of another deriver, and the numbers of these topics
+        in this dispatcher."""
         self._kinds: Array = np.zeros(0, np.int8)
         self._further = text.Dictionary()
         self._ext: dict[QueueKey, ConsumeQueueExt] = {}
         self._index: IndexWriter | None = None
         self._failed = False
         self.logics_timestamp = 0
-        """Store time of the last message put into a consumequeue, or 0."""
+        """Store time (ms) of the last message with a consumequeue entry; 0 if there is none."""
         self.unplaceable = 0
-        """Number of skipped rows whose topic is not a valid folder name (``a/b``, ``..``)."""
+        """Number of skipped entries whose topic is not a valid folder name (``a/b``, ``..``)."""
         self._pool = FilePool(aside or AsideFolder(root))
         try:
             self._open(wall_clock, log_end)
@@ -119,22 +124,22 @@ class Dispatcher:
 
     @property
     def index_timestamp(self) -> int:
-        """End timestamp of the newest full index file that is on disk, or 0."""
+        """End timestamp of the newest full index file that is on disk; 0 if no file is full."""
         return 0 if self._index is None else self._index.index_timestamp
 
     @property
     def gaps(self) -> int:
-        """Number of rows written after a gap of queue offsets."""
+        """Number of entries written after a gap in the queue offsets."""
         return self._queues.gaps
 
     @property
     def repeated(self) -> int:
-        """Number of skipped rows whose queue offset an earlier message has."""
+        """Number of skipped entries whose queue offset an earlier message already has."""
         return self._queues.repeated
 
     @property
     def refused(self) -> int:
-        """Number of skipped rows with an invalid queue offset."""
+        """Number of skipped entries with an invalid queue offset."""
         return self._queues.refused + self._batches.refused
 
     def next_offsets(self) -> dict[QueueKey, int]:
@@ -144,11 +149,11 @@ class Dispatcher:
         return offsets
 
     def max_physic(self) -> int:
-        """Return the physical offset up to which the log was dispatched, according to the queues'
-        entries.
+        """Return the physical offset up to which the log was dispatched, according to the entries
+        of the queues.
 
-        This is the end of the last record with a row (for a batch queue its start), -1 without
-        rows.
+        This is the end of the last record with an entry (for a batch queue, its start); -1 without
+        entries.
         """
         ends = [queue.max_physic for queue in self._queues.queues]
         ends += [batch.max_physic for batch in self._batches.queues]
@@ -160,8 +165,8 @@ class Dispatcher:
                  bit_maps: BitMaps | None = None) -> None:
         """Dispatch the complete, valid and contiguous records in ``data``.
 
-        ``base``: physical offset of ``data[0]``. ``data`` must not contain blanks.
-        Raises: InternalError for anything else than records.
+        ``base``: physical offset of ``data[0]``. ``data`` must not contain blank records.
+        Raises: InternalError if ``data`` contains anything but records.
         """
         if not len(data):
             return
@@ -173,9 +178,9 @@ class Dispatcher:
         self.apply(self._deriver.derive(batch), bit_maps)
 
     def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:
-        """Write derived entries. Calls must follow the order of the log.
+        """Write derived entries. Calls must be in the order of the log.
 
-        They may come from another deriver, with other topic numbers.
+        The entries may come from another deriver, whose topics have other numbers.
         """
         if not len(derived):
             return
@@ -187,7 +192,7 @@ class Dispatcher:
         self._failed = False
 
     def _translated(self, derived: Derived) -> Array:
-        """Return the messages' topics as numbers of the dispatcher."""
+        """Return the topics of the messages as this dispatcher's topic numbers."""
         topics = self._deriver.topics
         topic = derived.topic
         if derived.topics is not topics.texts:
@@ -215,7 +220,7 @@ class Dispatcher:
             self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
 
     def _put_queues(self, derived: Derived, topic: Array, bit_maps: BitMaps) -> None:
-        """Write the rows of plain queues, of batch queues, and further rows of messages."""
+        """Write the entries of messages in plain queues, in batch queues, and in further queues."""
         rowed, tags = derived.rowed, derived.tags
         # Separate the messages by kind of queue.
         kinds = self._kinds[topic]
@@ -288,8 +293,8 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: EntryColumns, codes: Codes | None, derived: Derived,
                          further: FurtherRows, plain: Array) -> tuple[EntryColumns, Codes | None]:
-        """Return the entries, with the further entries of a multi-dispatched message after its own
-        (spec §10).
+        """Return all entries in log order: those of the messages' own queues, each followed by the
+        message's entries in further queues (consumequeue.md §10).
         """
         message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):
@@ -316,7 +321,7 @@ class Dispatcher:
 
     def _dispatched(self, derived: Derived, further: FurtherRows,
                     plain: Array) -> tuple[Array, Array, Array]:
-        """Return (message, queue number, queue offset) of the further rows."""
+        """Return (message, queue number, queue offset) of the entries in further queues."""
         own = np.array([self._further.number(raw) for raw in further.names], np.int64)
         message, name, offset = further.message, own[further.name], further.offset
         queued = plain[message]
@@ -338,7 +343,8 @@ class Dispatcher:
     # -- the end ----------------------------------------------------------------------------------
 
     def wipe_cut(self) -> None:
-        """Wipe the rows that pointed past the end of the log, which the next rows would also do.
+        """Zero the entries that point beyond the end of the log; otherwise this happens when the
+        next entries are written.
         Raises: StoreIOError.
         """
         self._failed = True
@@ -348,27 +354,29 @@ class Dispatcher:
         self.flush()
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """Return the queues that were not written because they equal their twins; call it last."""
+        """Return the queues that were not written because their files equal those of their twins.
+        Call this method last.
+        """
         return self._queues.finish_twins()
 
     def show(self) -> None:
-        """Write pending data to the files, so that readers see it."""
+        """Write buffered data to the files, so that readers see it."""
         failed, self._failed = self._failed, True
         if self._index is not None:
             self._index.sync_to_file()
         self._failed = failed
 
     def flush(self) -> None:
-        """Write pending data and fsync everything."""
+        """Write buffered data and fsync everything."""
         self.show()
         failed, self._failed = self._failed, True
         self._pool.flush()
         self._failed = failed
 
     def close(self) -> None:
-        """Write pending data and close all files, without fsync (see `flush`).
+        """Write buffered data and close all files, without fsync (see `flush`).
 
-        After an error nothing more is written; the next opening continues from the state of the
+        After an error, nothing more is written; the next opening continues from the state of the
         files.
         """
         try:

@@ -1,4 +1,4 @@
-"""Files of a queue that are only written if they differ from those of a store."""
+"""Files of a new queue that are written only if they differ from those of an existing queue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
 
 
 class TwinFiles(QueueFiles):
-    """Files that are not written while every unit equals that of the queue's ``twin`` in a store.
-    At the first difference all units so far are written, then everything that follows.
+    """The files of a new queue. They are not written as long as every unit equals that of the
+    ``twin``, an existing queue. At the first difference all units so far are written, and then all
+    later ones.
 
-    A padding entry also equals the entry of a message before ``log_min``, the start of the log.
+    A padding entry also counts as equal to the entry of a message before ``log_min``, the start of
+    the log.
     """
 
     __slots__ = ("_first", "_log_min", "_next", "_twin")
@@ -30,7 +32,7 @@ class TwinFiles(QueueFiles):
         self._log_min = log_min
 
     def is_twin(self) -> bool:
-        """Return whether nothing was written and the twin's files contain nothing else."""
+        """Return whether nothing was written, and the twin's files have no other contents."""
         twin = self._twin
         return twin is not None and self.base is not None and not twin.troubles and (
             len(twin.files) == self._next
@@ -38,7 +40,7 @@ class TwinFiles(QueueFiles):
             and not any(os.path.islink(file.path) for file in twin.files))
 
     def write_out(self) -> None:
-        """Write the twin's units up to the position."""
+        """Write the units that equal the twin's, up to the current position."""
         twin, self._twin = self._twin, None
         if twin is None:
             return
@@ -69,7 +71,9 @@ class TwinFiles(QueueFiles):
         super()._write(data, position)
 
     def _older(self, twin: FileQueue, base: int) -> int:
-        """Return the number of the twin's files before ``base`` whose last unit is expired."""
+        """Return the number of files at the start of the twin that are before ``base`` and contain
+        only entries of expired messages.
+        """
         for number, file in enumerate(twin.files):
             last = twin.unit(layout.queue_offset(file.end) - 1) if file.base < base and (
                 file.size == self.file_size) else None

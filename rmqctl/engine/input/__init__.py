@@ -1,1 +1,1 @@
-"""Messages from text or objects, and the loop of `append` over them."""
+"""Reads messages from text or JSON objects, and appends them (`append`)."""

@@ -1,9 +1,9 @@
-"""Append messages from lines of text: an engine, and the parts of a broker around it. The topics in
-config/topics.json apply, and are created if needed. A dry run uses the complete put path on a store
-opened read-only: its results, including offsets and message ids, are those of a real run.
+"""Append messages from lines of text with an engine and what else a broker does: it applies the
+topics in config/topics.json, and creates topics if needed. A dry run uses the complete put path on
+a store opened read-only: its results, including offsets and message ids, are those of a real run.
 
-A line that is not a message, or whose message is refused, ends the run or is skipped, as the caller
-chose. Messages written before it stay.
+If a line is not a message, or its message is rejected, the line is skipped or ends the run, as the
+caller chose. Messages that were written before it are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rmqctl.store.store import Store
 
 
 class AppendSession:
-    """An engine (or a dry run of it) with the store's topics."""
+    """An engine (or its dry run) together with the topics of the store."""
 
     def __init__(self, engine: Engine | DryRunEngine, topics: Topics, *,
                  auto_create_topic: bool = False) -> None:
@@ -59,13 +59,13 @@ class AppendSession:
         self.auto_create_topic = auto_create_topic
         self.created: list[str] = []
         self.unknown: set[str] = set()
-        """Topics that are not in config/topics.json although that file exists."""
+        """Topics of messages that config/topics.json does not contain, if that file exists."""
         self._seen: set[str] = set()
         self._allowed: set[tuple[str, int]] = set()
 
     @property
     def notes(self) -> Iterator[str]:
-        """Notes about the store for the user, before anything is written."""
+        """Notes for the user about the store, complete before anything is written."""
         if self.engine.recovered:
             why = ("consume queue or index entries were missing" if self.engine.state.clean
                    else "the last shutdown was not clean")
@@ -76,7 +76,7 @@ class AppendSession:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Warnings about changed queue offsets, after everything is put."""
+        """Warnings about changed queue offsets, complete after everything is put."""
         renumbered, misplaced = self.engine.renumbered, self.engine.misplaced
         if renumbered:
             many = "1 message" if renumbered == 1 else f"{renumbered} messages"
@@ -88,7 +88,7 @@ class AppendSession:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Further notes for the user, after everything is put."""
+        """Further notes for the user, complete after everything is put."""
         if self.unknown:
             named = ", ".join(sorted(self.unknown)[:5])
             yield (f"config/topics.json does not contain {named}: a broker rejects clients that "
@@ -98,10 +98,10 @@ class AppendSession:
 
     def put(self, messages: Sequence[Message], *, stop: bool = False,
             obey_topics: bool = True) -> list[PutResult]:
-        """Put a group; see `Engine.put_many`.
+        """Put a group of messages; see `Engine.put_many`.
 
-        With ``obey_topics`` a message that the topic configuration does not allow is refused, and
-        new topics are added to it if the session creates topics.
+        With ``obey_topics``, a message that the topic configuration does not allow is rejected, and
+        new topics are added to the configuration if the session creates topics.
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
@@ -174,8 +174,8 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
                  clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
     """Open a store for writing and close it, cleanly if nothing failed.
 
-    ``outside``: further folders that may be written, see `Engine.open`. ``dry_run``: open the store
-    read-only; the results are those of a real run.
+    ``outside``: further folders that may be written; see `Engine.open`. ``dry_run``: whether to
+    open the store read-only; the results are the same as those of a real run.
     """
     opener = DryRunEngine.open if dry_run else Engine.open
     engine = opener(root, settings, commitlog_dirs=commitlog_dirs, clock=clock,
@@ -186,7 +186,9 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
 
 
 class Convert(Protocol):
-    """A converter of lines to messages. Raises: InputError if a line is not a message."""
+    """Interface of a converter of lines to messages. Raises: InputError if a line is not a
+    message.
+    """
 
     def line(self, line: Line) -> Message:
         """Return the message of a line."""
@@ -196,11 +198,14 @@ class Convert(Protocol):
 
 
 _TOGETHER = 256
-"""Lines converted at once; if one of them is not a message, all are converted one by one."""
+"""Number of lines that are converted at once. If one of them is not a message, all of them are
+converted again, one by one."""
 
 
 class LineFault(NamedTuple):
-    """A line without a stored message. ``status``: the engine's, None if it was not put."""
+    """A line whose message was not stored. ``status``: the status that the engine returned; None if
+    the message was not put.
+    """
 
     line: int
     reason: str
@@ -214,7 +219,7 @@ class LineFault(NamedTuple):
 
 @dataclass(slots=True)
 class AppendTally:
-    """Progress of a run; physical offsets, sizes in bytes."""
+    """What a run has done so far; offsets are physical, sizes are in bytes."""
 
     messages: int = 0
     bytes_written: int = 0
@@ -225,7 +230,7 @@ class AppendTally:
     started: float = field(default_factory=time.monotonic)
 
     def count(self, stored: Sequence[PutResult]) -> None:
-        """Count stored messages, in the order of the log."""
+        """Add stored messages, which are in the order of the log, to the counts."""
         if not stored:
             return
         self.messages += sum([len(result.physical_offsets) or 1 for result in stored])
@@ -251,10 +256,11 @@ class AppendTally:
 
 
 def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = False) -> Convert:
-    """Return the converter of lines to messages.
+    """Return a converter of lines to messages.
 
-    ``as_recorded``: lines are stored records. ``replay``: lines are messages that have reached a
-    put path. Otherwise they are messages of a client, to which a broker adds properties.
+    ``as_recorded``: the lines are stored records. ``replay``: the lines are messages in the form in
+    which they reach a put path. Otherwise they are messages of a client, to which a broker adds
+    properties.
     """
     trailing = settings.profile.trailing_separator
     if as_recorded:
@@ -269,7 +275,7 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
 
 def _added(messages: list[Message] | OutgoingList,
            more: Sequence[Message]) -> list[Message] | OutgoingList:
-    """Concatenate messages; the result is by column if both inputs are."""
+    """Concatenate messages; the result is stored by column if both inputs are."""
     if isinstance(more, OutgoingList):
         if not messages:
             return more
@@ -282,7 +288,7 @@ def _added(messages: list[Message] | OutgoingList,
 
 
 class LineAppender:
-    """Puts groups of lines into a session."""
+    """Converts groups of lines to messages and puts them into a session."""
 
     def __init__(self, session: AppendSession, convert: Convert, *, stop: bool = True,
                  obey_topics: bool = True, batch: int = 0) -> None:
@@ -293,16 +299,17 @@ class LineAppender:
                          settings.commitlog_file_size - BLANK_SIZE)
         self.tally = AppendTally()
         self.faults: list[LineFault] = []
-        """Faults of the lines in the last group that are not messages."""
+        """The lines of the last group that are not messages, with their faults."""
         self.stopped_by: str | None = None
-        """Description of the line that ended the run, the reason, and the result of the earlier
-        lines.
+        """If a line ended the run: a text with that line, the reason, and what happened to the
+        earlier lines.
         """
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
-        """Put a group of lines; yield (line number, result) of messages that reached the engine.
+        """Put a group of lines; yield (line number, result) for each message that reached the
+        engine.
 
-        If a fault ends the run, nothing after the faulty line is put.
+        If a line ends the run, no later line is put.
         """
         # Convert the lines, put the messages, and collect the results.
         self.faults = []
@@ -326,7 +333,7 @@ class LineAppender:
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
             Sequence[Message], list[tuple[int, Line]], list[LineFault]]:
-        """Return (messages, the line of each, lines that are not messages)."""
+        """Return (messages, for each message its line, lines that are not messages)."""
         messages: list[Message] | OutgoingList = []
         sources: list[tuple[int, Line]] = []
         broken: list[LineFault] = []
@@ -344,7 +351,7 @@ class LineAppender:
 
     def _read_singly(self, lines: Sequence[tuple[int, Line]], messages: list[Message],
                      sources: list[tuple[int, Line]], broken: list[LineFault]) -> None:
-        """Convert lines one by one, up to the first fault if that ends the run."""
+        """Convert lines one by one; stop at the first faulty line if it ends the run."""
         for number, raw in lines:
             try:
                 messages.append(self._convert.line(raw))
@@ -357,7 +364,7 @@ class LineAppender:
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:
-        """Join neighbouring messages to batches; the line number of a batch is the one of its first
+        """Join adjacent messages to batches. The line number of a batch is that of its first
         message.
         """
         joined: list[Message] = []
@@ -378,7 +385,7 @@ class LineAppender:
             self.stopped_by = f"{fault}; stopped here, {self._before()}"
 
     def _before(self) -> str:
-        """Return, in words, the result of the lines before the one that ended the run."""
+        """Return, in words, what happened to the lines before the one that ended the run."""
         count = self.tally.messages
         if not count:
             return "nothing was written"
@@ -391,7 +398,7 @@ class LineAppender:
 # -- a dry run ------------------------------------------------------------------------------------
 
 class DryRunLog:
-    """Positions of the log's files, without their bytes."""
+    """The positions and files of a log as appending would change them, without their bytes."""
 
     def __init__(self, state: LogState, log: CommitLog, file_size: int) -> None:
         self.position, self._size = state.end, file_size
@@ -402,7 +409,9 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Return the bytes left in the current file; the file size without a file."""
+        """Return the number of bytes left in the current file; if there is no file, the file
+        size.
+        """
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -423,7 +432,7 @@ class DryRunLog:
 
 
 class DryRunEngine(Putting):
-    """An `Engine` that writes nothing. Use `open`."""
+    """An engine with the results of `Engine` that writes nothing. Use `open`."""
 
     recovered = 0
     failed = False
@@ -455,22 +464,24 @@ class DryRunEngine(Putting):
         return cls(path, settings, store, state, clock, keep_queue_offsets)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Return the results of a real run."""
+        """Return the results that a real run would have."""
         results, _ = self._path.put(messages, stop=stop)
         return results
 
     def reput(self) -> None:
-        """Do nothing: there is nothing to dispatch."""
+        """Do nothing: a dry run has nothing to dispatch."""
 
     def flush(self) -> None:
-        """Do nothing: there is nothing to flush."""
+        """Do nothing: a dry run has nothing to flush."""
 
     def close(self) -> None:
         self._store.close()
 
 
 def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
-    """Return the topicQueueTable after a real run would have dispatched the rest of the log."""
+    """Return the topicQueueTable in the state after a real run has dispatched the rest of the
+    log.
+    """
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
     reach = QueueReach(version.generation, store.light_queues)

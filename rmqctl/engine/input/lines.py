@@ -1,8 +1,9 @@
-"""Read JSON lines from a descriptor in bounded memory and convert them to structs.
+"""Read JSON lines from a descriptor in bounded memory, and convert them to structs.
 
-Lines come in groups, one for each read: each line of a slow pipe is acknowledged at once, a file is
-processed in large pieces. `Typed` decodes a line fast; lines that this rejects are parsed again
-slowly, with support for lone surrogates and an exact error.
+Lines are returned in groups, one group for each read. So a line from a slow pipe is acknowledged at
+once, and a file is processed in large pieces. `Typed` decodes a line fast; a line that the fast
+decoder rejects is parsed again more slowly, with support for lone surrogates and with an exact
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 from rmqctl.errors import StoreIOError
 
 MAX_LINE = 64 << 20
-"""Maximum size of a line: many times that of a 4 MiB message in base64."""
+"""Maximum bytes of a line: many times as many as a 4 MiB message in base64 needs."""
 READ_SIZE = 1 << 20
 STANDARD_INPUT = "standard input"
 
@@ -32,19 +33,20 @@ _BEYOND = 1 << 100
 
 
 class InputError(ValueError):
-    """Invalid input. The text is the reason, in one line, without the position."""
+    """Invalid input. The text is the reason in one line, without the position in the input."""
 
 
 Line = bytes | InputError
-"""A line without its newline, or the error for a line that is too long."""
+"""A line without its newline character, or the error for a line that is too long."""
 
 
 class LineReader:
-    """The lines of an open descriptor, which the caller closes.
+    """Reader of the lines of an open descriptor, which the caller closes.
 
-    ``name``: used in errors. A line of more than ``limit`` bytes is skipped. ``taken``: number of
-    bytes read so far. ``wake``: a descriptor that ends a wait, see
-    `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; its data is discarded.
+    ``name``: the name of the input in errors. A line of more than ``limit`` bytes is skipped.
+    ``taken``: number of bytes read so far. ``wake``: a descriptor that interrupts waiting for
+    input, see `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; its data is
+    discarded.
     """
 
     def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,
@@ -60,7 +62,8 @@ class LineReader:
     def groups(self) -> Iterator[list[tuple[int, Line]]]:
         """Yield non-empty lists of (line number from 1, line). Blank lines are counted and skipped.
 
-        The last line may lack a newline. Signal handlers may raise while this waits for input.
+        The last line may lack a newline character. Signal handlers may raise exceptions while this
+        method waits for input.
         Raises: StoreIOError if reading fails.
         """
         while data := self._read():
@@ -107,13 +110,13 @@ class LineReader:
         return group
 
     def _hold(self, part: bytes) -> None:
-        """Keep a piece of a line, unless the line exceeds the limit."""
+        """Keep a part of a line, unless the line exceeds the limit."""
         self._beyond |= len(self._held) + len(part) > self._limit
         if not self._beyond:
             self._held += part
 
     def _whole(self) -> Line:
-        """Return the collected line, which is complete."""
+        """Return the line collected so far, which is now complete, and start the next one."""
         line: Line = self._too_long() if self._beyond else bytes(self._held)
         self._held, self._beyond = bytearray(), False
         return line
@@ -134,7 +137,7 @@ class LineReader:
                 raise StoreIOError.from_oserror(error, self.name, "read") from error
 
     def _wait(self, wake: int) -> None:
-        """Wait for input. A signal handler that wakes this runs, and may raise."""
+        """Wait for input. If a signal arrives, its handler runs, and may raise an exception."""
         waiting = select.poll()
         for descriptor in (self.fd, wake):
             waiting.register(descriptor, select.POLLIN)
@@ -149,7 +152,7 @@ class LineReader:
 
 @contextmanager
 def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReader]:
-    """Open a reader of a file, or of standard input for None and ``-``. Raises: StoreIOError."""
+    """Open a reader of a file; None and ``-`` mean standard input. Raises: StoreIOError."""
     if path is None or path == "-":
         if sys.stdin is None:
             # Descriptor 0 may be a file of the store if standard input was closed.
@@ -171,9 +174,10 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Parse the JSON object in a line slowly and exactly.
+    """Parse the JSON object in a line, slowly but exactly.
 
-    Lone surrogates are kept; a number beyond all fields' ranges becomes another one out of range.
+    Lone surrogates are kept. A number that is out of the range of all fields is replaced by another
+    such number.
     Raises: InputError with the fault and its position.
     """
     try:
@@ -196,7 +200,9 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """Convert digits; Python refuses thousands of them, and is slow for hundreds."""
+    """Convert digits to a number. Python rejects thousands of digits and is slow for hundreds, so a
+    long number is replaced by one that is out of all ranges.
+    """
     if len(digits) <= _MAX_DIGITS:
         return int(digits)
     return -_BEYOND if digits.startswith("-") else _BEYOND
@@ -216,9 +222,10 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 class Typed(Generic[_Fields]):
-    """Decoder from JSON objects to a struct; unknown fields are ignored.
+    """Decodes JSON objects to a struct; unknown fields are ignored.
 
-    Texts may contain lone surrogates U+DC80 to U+DCFF, which represent bytes that are not UTF-8.
+    Texts may contain the lone surrogates U+DC80 to U+DCFF, which represent bytes that are not
+    UTF-8.
     """
 
     def __init__(self, fields: type[_Fields]) -> None:
@@ -226,7 +233,7 @@ class Typed(Generic[_Fields]):
         self._decode = msgspec.json.Decoder(fields).decode
 
     def line(self, line: Line) -> _Fields:
-        """Return the object in a line. Raises: InputError with the reason."""
+        """Return the object in a line. Raises: InputError with the reason why it is invalid."""
         try:
             return self._decode(line)  # type: ignore[arg-type]  # no error is a line: TypeError
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -242,7 +249,7 @@ class Typed(Generic[_Fields]):
             return list(map(self.line, lines))
 
     def object(self, fields: Mapping[str, Any]) -> _Fields:
-        """Return the struct for a parsed object, which is not changed."""
+        """Return the struct for a parsed JSON object; the object is not changed."""
         try:
             typed = msgspec.convert(fields, self._type)
         except msgspec.ValidationError as error:
@@ -261,7 +268,7 @@ def _name(match: re.Match[str]) -> str:
 
 
 def _in_words(account: str) -> str:
-    """Return the decoder's message about a wrong type in the form of other reasons."""
+    """Return the decoder's message about a wrong type, reworded like the other reasons."""
     match = _AT.fullmatch(account)
     wrong, where = match.groups() if match else (account, "")
     wrong = re.sub("`([^`]*)`", _name, wrong[:1].lower() + wrong[1:])
@@ -269,7 +276,7 @@ def _in_words(account: str) -> str:
 
 
 def _check_texts(value: Any, field: str) -> None:
-    """Raise InputError for lone surrogates that do not represent a byte."""
+    """Raise InputError if a text has a lone surrogate that does not represent a byte."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -289,5 +296,5 @@ def _check_texts(value: Any, field: str) -> None:
 
 
 def half_surrogate(error: UnicodeEncodeError) -> str:
-    """Return, in words, why a text cannot be encoded."""
+    """Return, in words, the reason why a text cannot be encoded."""
     return f"contains an unpaired surrogate (U+{ord(error.object[error.start]):04X})"

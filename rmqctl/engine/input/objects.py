@@ -1,8 +1,8 @@
-"""Convert message objects (JSON) to the engine's messages: the inverse of `store.objects`.
+"""Convert message objects (JSON) to the engine's messages; the opposite of `store.objects`.
 
 There are three forms: `ClientMessages` (a client's message, which needs only topic and body),
-`Replay` (a message that has reached a broker's put path) and `Recorded` (a stored record). The more
-exact field wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
+`Replay` (a message as it reaches a broker's put path) and `Recorded` (a stored record). The most exact of
+several fields is used: ``properties_raw`` before ``properties`` before ``tags`` and ``keys``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from rmqctl.formats.local.message import Record
 __all__ = ["ClientMessages", "Exact", "InputError", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
-"""Function from a client's properties to the string that reaches the put path."""
+"""Function that converts a client's properties to the properties string that reaches the put
+path."""
 PrepareMany = Callable[[Sequence[dict[str, str] | str]], list[str]]
-"""Function from the properties of many messages to their strings."""
+"""Function that converts the properties of many messages to their properties strings."""
 
 _MAX_PORT = (1 << 8 * layout.field(message.HostV4, "port").size - 1) - 1
 _SHOWN = 60
@@ -42,7 +43,7 @@ _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 
 
 class _Item(msgspec.Struct, gc=False):
-    """Fields of a single message of a batch."""
+    """The fields of one message in a batch."""
 
     body: str | None = None
     body_encoding: str | None = None
@@ -89,7 +90,7 @@ _Outcome = TypeVar("_Outcome")
 
 
 class _Way(Generic[_Fields, _Outcome]):
-    """A form of message objects."""
+    """Converter for one form of message objects."""
 
     def __init__(self, fields: type[_Fields]) -> None:
         typed = Typed(fields)
@@ -104,7 +105,7 @@ class _Way(Generic[_Fields, _Outcome]):
         return [self._make(fields) for fields in self._read_many(lines)]
 
     def object(self, fields: Mapping[str, Any]) -> _Outcome:
-        """Return the message of a parsed object, which is not changed."""
+        """Return the message of a parsed JSON object; the object is not changed."""
         return self._make(self._check(fields))
 
     def _make(self, fields: _Fields) -> _Outcome:
@@ -112,7 +113,9 @@ class _Way(Generic[_Fields, _Outcome]):
 
 
 class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
-    """A form that goes through the put path. An object with ``messages`` is a batch."""
+    """Converter for a form whose messages go through the put path. An object with ``messages`` is a
+    batch.
+    """
 
     def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare, batch: Prepare,
                  many: PrepareMany | None = None) -> None:
@@ -121,7 +124,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         self._many = many or (lambda given: list(map(single, given)))
 
     def _stored_at(self, read: Sequence[_Fields]) -> Sequence[int | None]:
-        """Return the store times in the objects, or None."""
+        """Return the store time of each object; None for an object without one."""
         return [None] * len(read)
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
@@ -185,10 +188,11 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
 
 
 class ClientMessages(_Sent[_Message]):
-    """Messages as a client sends them; fields that a broker sets are ignored.
+    """Converter of messages in the form in which a client sends them; fields that a broker sets are
+    ignored.
 
-    ``prepare`` returns the properties string of a single message, ``item`` that of a message of a
-    batch (default: ``prepare``), ``batch`` that of the batch itself (default: as given). ``many``
+    ``prepare`` returns the properties string of a single message, ``item`` that of a message in a
+    batch (default: ``prepare``), ``batch`` that of the batch itself (default: unchanged). ``many``
     is ``prepare`` for many messages.
     """
 
@@ -198,9 +202,10 @@ class ClientMessages(_Sent[_Message]):
 
 
 class Replay(_Sent[_Timed]):
-    """Messages that have reached a put path: properties, times and hosts as given.
+    """Converter of messages in the form in which they reach a put path: properties, times and hosts
+    are not changed.
 
-    ``trailing``: whether properties given as an object end with a separator.
+    ``trailing``: whether a properties string that is built from an object ends with a separator.
     """
 
     def __init__(self, *, trailing: bool) -> None:
@@ -212,9 +217,11 @@ class Replay(_Sent[_Timed]):
 
 
 class Recorded(_Way[_Stored, Record]):
-    """Stored records. ``magic`` 0 and offsets -1 are not given: the engine chooses them.
+    """Converter of stored records. A record with ``magic`` 0 or an offset of -1 lacks these; the
+    engine chooses them.
 
-    A body that does not match its ``body_crc`` is refused: a broker would truncate the log there.
+    A body that does not match its ``body_crc`` is rejected: a broker would truncate the log at this
+    record.
     """
 
     _needed: tuple[str, ...] = ("topic", "body", "born_timestamp", "born_host", "store_timestamp",
@@ -259,8 +266,9 @@ class Recorded(_Way[_Stored, Record]):
 
 
 class Exact(Recorded):
-    """Stored records with all fields, so that their bytes can be restored exactly.
-    Raises: InputError if a field is missing, or if the fields do not add up to the given size.
+    """Converter of stored records with all fields, so that their bytes can be restored exactly.
+    Raises: InputError if a field is missing, or if the sizes of the fields do not match
+    ``total_size``.
     """
 
     _needed = ("topic", "body", "born_timestamp", "born_host", "store_timestamp", "store_host",
@@ -286,7 +294,9 @@ class Exact(Recorded):
 
 
 def joined(*, trailing: bool) -> Prepare:
-    """Return a function that joins properties in their order; it returns strings unchanged."""
+    """Return a function that joins properties in their order to a string, and returns strings
+    unchanged.
+    """
     def join(given: dict[str, str] | str) -> str:
         if isinstance(given, str):
             return given
@@ -335,7 +345,7 @@ def _body(item: _Item, field: str = "") -> bytes:
 
 
 def _bodies(items: Sequence[_Item]) -> list[bytes]:
-    """Return the bodies of messages, which must have one."""
+    """Return the bodies of messages. Each message must have one."""
     encodings = [item.body_encoding for item in items]
     if encodings.count(None) == len(items) and False not in [item.crc_ok for item in items]:
         try:
@@ -362,7 +372,9 @@ def _properties(item: _Item, field: str = "") -> dict[str, str] | str:
 
 
 def _properties_of(items: Sequence[_Item]) -> Sequence[dict[str, str] | str]:
-    """Return `_properties` of many messages, which usually have them in the same form."""
+    """Return the results of `_properties` for many messages; faster if all of them use the same
+    fields.
+    """
     count = len(items)
     raws = [item.properties_raw for item in items]
     if [item.delay_level for item in items].count(None) == count:
@@ -384,7 +396,7 @@ def _prepared(prepare: Prepare, item: _Item, field: str = "") -> str:
 
 
 def _unstorable(pairs: Mapping[str, str]) -> str | None:
-    """Return why pairs cannot be joined to a string, or None."""
+    """Return the reason why properties cannot be joined to a string; None if they can."""
     for name, value in pairs.items():
         if not name or _NAME in name or _END in name:
             return (f"{_shown(name)} cannot be a name: it is empty or contains a separator "

@@ -1,4 +1,6 @@
-"""Requeue dead letters, each once, as converted by `rmqctl.store.groups.dead_letters`."""
+"""Requeue dead letters, which `rmqctl.store.groups.dead_letters` converts; each is requeued only
+once.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _TOGETHER = 64
 
 
 class ConvertedLetter(NamedTuple):
-    """A dead letter and its message object, or the ``status`` and ``reason`` otherwise. ``msg_id``:
-    the id of the message that an earlier requeue created.
+    """A dead letter and its message object; or, if it has none, the ``status`` and the ``reason``.
+    ``msg_id``: the id of the message that an earlier requeue created.
     """
 
     letter: DeadLetter
@@ -36,7 +38,7 @@ class ConvertedLetter(NamedTuple):
 
 def converted(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
               again: bool = False) -> Iterator[ConvertedLetter]:
-    """Convert dead letters; ``again``: also those that were requeued before."""
+    """Convert dead letters; with ``again``, also those that were requeued before."""
     for letter in letters:
         before = None if again else requeued.find(letter)
         if before is not None:
@@ -57,7 +59,7 @@ def line(message: dict[str, Any]) -> bytes:
 def requeue(letters: Iterable[ConvertedLetter], session: AppendSession) -> Iterator[dict[str, Any]]:
     """Put the messages in groups; yield a result row (`COLUMNS`) for each dead letter.
 
-    A message for a topic that is not in config/topics.json is skipped: no client could read it.
+    A message whose topic is not in config/topics.json is skipped, because no client could read it.
     Raises: StoreIOError.
     """
     appender = LineAppender(session, converter(session.settings), stop=False)

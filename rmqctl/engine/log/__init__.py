@@ -1,1 +1,1 @@
-"""Append to the commitlog: its files, the roll to the next one, and flushing to disk."""
+"""Append to the commitlog: write its files, continue in the next file, and flush to disk."""

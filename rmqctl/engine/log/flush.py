@@ -1,8 +1,8 @@
 """Flush the log to disk (spec: recovery.md §11).
 
-`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. After an error
-neither of them tries again: the system may have dropped the unwritten pages, and the next fsync
-would report success.
+`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. They do not try again
+after an error: the operating system may have dropped the unwritten pages, and the next fsync would
+report success.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from rmqctl.errors import InternalError, RefusedError, RmqctlError
 from rmqctl.scan import ending
 
 COMMIT_INTERVAL = 0.2
-"""Seconds between commits of the pool's buffers."""
+"""Seconds between two commits of the buffers of the transient store pool."""
 
 
 class Forceable(Protocol):
-    """The target of a flush: `LogFiles`, or anything with positions that can be synced."""
+    """Interface of what is flushed: `LogFiles`, or any other object whose positions can be
+    synced.
+    """
 
     @property
     def position(self) -> int: ...
@@ -36,7 +38,7 @@ class Forceable(Protocol):
 
 
 class _Service(ABC):
-    """A thread that can be stopped and keeps its error."""
+    """A thread that can be stopped, and that remembers its error."""
 
     _name: str
 
@@ -46,28 +48,28 @@ class _Service(ABC):
         self._stopping = False
         self._failure: RmqctlError | None = None
         self.syncs = 0
-        """Number of flushes."""
+        """Number of flushes so far."""
         self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
         ending.note(self)
 
     @property
     def failure(self) -> RmqctlError | None:
-        """Reason why the service has stopped."""
+        """The error that stopped the service; None if it has not failed."""
         return self._failure
 
     def check(self) -> None:
-        """Raise the error of the thread, if any. This is cheap."""
+        """Raise the error of the thread, if it has one. This is cheap."""
         if self._failure is not None:
             # A new exception each time: threads must not share a traceback.
             raise type(self._failure)(str(self._failure))
 
     def end(self) -> None:
-        """Stop the service before the interpreter ends, if it is still running."""
+        """If the service is still running, stop it before the interpreter ends."""
         if self._thread.is_alive():
             self.stop()
 
     def stop(self) -> None:
-        """Flush the rest and end the thread. Raise the error if any flush failed."""
+        """Flush what is not flushed yet and end the thread. Raise the error if any flush failed."""
         with self._change:
             self._stopping = True
             self._change.notify_all()
@@ -98,11 +100,12 @@ class _Service(ABC):
 
 
 class FlushService(_Service):
-    """Asynchronous flush. The thread starts at once.
+    """Asynchronous flush in a thread that starts at once.
 
-    Every ``flush_interval`` ms the log is flushed if it has ``flush_least_pages`` dirty pages, and
-    every ``flush_thorough_interval`` in any case. Buffers of the transient store pool are committed
-    every 200 ms. An error ends the service; call `check`, which raises it, before each put.
+    Every ``flush_interval`` ms, the log is flushed if it has at least ``flush_least_pages`` dirty
+    pages; every ``flush_thorough_interval`` ms, it is flushed in any case. Buffers of the transient
+    store pool are committed every 200 ms. An error ends the service; call `check`, which raises it,
+    before each put.
     """
 
     _name = "log-flush"
@@ -139,8 +142,8 @@ class FlushService(_Service):
 
 
 class GroupCommit(_Service):
-    """Synchronous flush: a thread flushes the log for all waiting callers. Callers that arrive
-    during a flush are served together by the next one. The thread starts at once.
+    """Synchronous flush: a thread, which starts at once, flushes the log for all waiting callers.
+    The next flush serves all callers that arrive during a flush.
     """
 
     _name = "log-group-commit"
@@ -149,7 +152,7 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of callers so far. Only a new caller starts a flush: a position that is not
+        """Number of calls of `wait` so far. Only a new call starts a flush: a position that is not
         written yet must not keep the thread busy.
         """
         self._thread.start()
@@ -157,9 +160,9 @@ class GroupCommit(_Service):
     def wait(self, position: int, timeout_ms: float) -> bool:
         """Wait until the log is on disk up to ``position``; return False after a timeout.
 
-        After a timeout the bytes are in the log and may become durable later.
-        Raises: StoreIOError if a flush failed, now or earlier; RefusedError if the service
-        has ended.
+        After a timeout, the bytes are in the log, and may reach the disk later.
+        Raises: StoreIOError if a flush failed, now or earlier; RefusedError if the service has
+        ended.
         """
         with self._change:
             self.check()

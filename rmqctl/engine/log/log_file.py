@@ -1,8 +1,8 @@
 """A commitlog file opened for writing, in three variants (spec: commitlog.md §1, recovery.md §7,
 §11).
 
-All variants write the same bytes. `ChannelFile` writes them to the file at once, `MappedFile`
-copies them into a mapping, `PooledFile` collects them in a buffer of the transient store pool until
+All variants write the same bytes: `ChannelFile` with system calls at once, `MappedFile` by copying
+them into a mapping, `PooledFile` by collecting them in a buffer of the transient store pool until
 `commit`.
 """
 
@@ -19,15 +19,15 @@ from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files.durable import Part, failed, sync, sync_folder, write_all, write_parts
 
 _WARM_STEP = 1024
-"""Pages touched at once, so that other threads can run in between."""
+"""Number of pages that are touched at once; between two such steps, other threads can run."""
 
 
 class LogFile(ABC):
-    """A commitlog file of full length, appended to by one thread and flushed by another.
+    """A commitlog file with its full length. One thread appends to it, another one flushes it.
 
-    ``base``: its physical offset. ``size``: its length. ``wrote``: position of the next byte.
-    ``synced``: position up to which it is on disk. ``fresh``: the folder entry is not flushed yet.
-    `close` closes ``fd``.
+    ``base``: its physical offset. ``size``: its length in bytes. ``wrote``: the position of the
+    next byte. ``synced``: the position up to which its bytes are on disk. ``fresh``: whether its
+    directory entry has not been fsynced yet. `close` closes ``fd``.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -41,7 +41,7 @@ class LogFile(ABC):
 
     @property
     def committed(self) -> int:
-        """Position up to which the bytes are in the file and visible to readers."""
+        """The position up to which the bytes are in the file, where readers see them."""
         return self.wrote
 
     @property
@@ -51,7 +51,7 @@ class LogFile(ABC):
     def append(self, parts: Sequence[Part]) -> None:
         """Append the parts, which must fit into the file.
 
-        Views must have items of one byte. After a StoreIOError nothing was appended.
+        The items of memory views must be single bytes. After a StoreIOError, nothing was appended.
         """
         end = self.wrote + sum(map(len, parts))
         if end > self.size:
@@ -65,17 +65,20 @@ class LogFile(ABC):
         """Store the parts at ``[position, end)``. Raises: StoreIOError."""
 
     def declare_full(self) -> None:
-        """Mark the file as full without changing its rest."""
+        """Mark the file as full without writing the rest of it."""
         self.wrote = self.size
 
     def commit(self) -> None:  # noqa: B027  # nothing to do for most
-        """Write collected bytes to the file, if the variant collects them. Raises: StoreIOError."""
+        """Write collected bytes to the file, in a variant that collects them. Raises:
+        StoreIOError.
+        """
 
     def sync(self) -> None:
         """Commit and flush everything appended so far.
 
-        After a failure the system may have dropped the unwritten pages, and a second attempt would
-        succeed. So the failure is raised again each time. Raises: StoreIOError.
+        After a failure, the operating system may have dropped the unwritten pages, and a second
+        attempt would wrongly succeed. So every later call raises the same error. Raises:
+        StoreIOError.
         """
         self.commit()
         with self._syncing:
@@ -95,7 +98,7 @@ class LogFile(ABC):
             self.synced = upto
 
     def close(self) -> None:
-        """Close the file without a flush."""
+        """Close the file without flushing it."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -105,7 +108,7 @@ class LogFile(ABC):
 
 
 class ChannelFile(LogFile):
-    """A file with positional writes into a sparse file; a full disk raises an error."""
+    """A sparse file that is written by position; if the disk is full, an error is raised."""
 
     def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
         write_parts(self._fd, parts, position, self.path)
@@ -114,7 +117,7 @@ class ChannelFile(LogFile):
 class BufferPool:
     """A pool of at most ``count`` anonymous buffers of ``size`` bytes, created on demand.
 
-    A returned buffer is reused without being cleared: its old bytes are never read.
+    A returned buffer is reused without being cleared, because its old bytes are never read.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -125,12 +128,12 @@ class BufferPool:
 
     @property
     def free(self) -> int:
-        """Number of available buffers."""
+        """Number of buffers that are available."""
         return self.count - self._out
 
     def take(self) -> mmap.mmap:
-        """Return a buffer.
-        Raises: InternalError without a free one; StoreIOError without memory.
+        """Take a buffer from the pool.
+        Raises: InternalError if none is free; StoreIOError if the system has no memory.
         """
         with self._lock:
             if self._out >= self.count:
@@ -158,11 +161,12 @@ class BufferPool:
 
 
 class PooledFile(LogFile):
-    """A file whose appends go to a buffer of ``pool``; `commit` writes the buffer's new bytes.
+    """A file whose appended bytes go to a buffer of ``pool``; `commit` writes the new bytes in the
+    buffer to the file.
 
-    The buffer is taken at the first append and returned when a full file is committed. A broker
-    would also copy the buffer's old content after the closing blank to the file; here these bytes
-    stay zero.
+    The buffer is taken at the first append and returned when the full file is committed. A broker
+    also writes the buffer's old content after the closing blank to the file; here these bytes
+    remain zero.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -173,7 +177,7 @@ class PooledFile(LogFile):
         self._committing = threading.Lock()
         self._committed = position
         self._filled = position
-        """Position after the last appended byte; `wrote` is larger after `declare_full`."""
+        """The position after the last appended byte; after `declare_full`, `wrote` is greater."""
 
     @property
     def committed(self) -> int:
@@ -203,18 +207,18 @@ class PooledFile(LogFile):
             self._buffer = None
 
     def close(self) -> None:
-        """Close the file; uncommitted bytes are lost."""
+        """Close the file. Bytes that were not committed are lost."""
         with self._committing:
             self._return()
         super().close()
 
 
 class MappedFile(LogFile):
-    """A file with a shared mapping of its full length.
+    """A file that is written through a shared mapping of its full length.
 
     The caller reserves the file's space first (`log_create`): a write into a hole on a full disk
-    would end the process with SIGBUS. With ``warm`` each page is touched without a change, and the
-    pages are locked; ``locked``: whether the system allowed it.
+    would end the process with SIGBUS. With ``warm``, each page is touched without changing it, and
+    the pages are locked. ``locked``: whether the system allowed the locking.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -233,7 +237,7 @@ class MappedFile(LogFile):
         self._map[position:end] = parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _warm(self) -> None:
-        """Touch, advise and lock every page. A refusal by the system is not an error."""
+        """Touch, advise and lock every page. If the system refuses, this is not an error."""
         step = mmap.PAGESIZE * _WARM_STEP
         for start in range(0, self.size, step):
             pages = slice(start, min(start + step, self.size), mmap.PAGESIZE)
@@ -245,7 +249,7 @@ class MappedFile(LogFile):
         self.locked = _lock_pages("mlock", self._map)
 
     def close(self) -> None:
-        """Unlock and unmap the file; the system writes unflushed pages later."""
+        """Unlock and unmap the file. The system writes unflushed pages to disk later."""
         if not self._map.closed:
             if self.locked:
                 _lock_pages("munlock", self._map)

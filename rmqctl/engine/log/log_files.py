@@ -1,5 +1,5 @@
-"""The files of a commitlog opened for appending, in all of its folders (spec: commitlog.md §1-§2,
-recovery.md §7).
+"""The files of a commitlog that is opened for appending, in all folders of the log (spec:
+commitlog.md §1-§2, recovery.md §7).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 
 PAGE = 4096
-"""A broker's page size: the unit of its "least pages"."""
+"""A broker's page size in bytes: the unit of its settings named "least pages"."""
 FULL_RATIO = 0.85
-"""Disk use above which a folder gets no new file while another folder has space."""
+"""Disk usage above which a folder gets no new file as long as another folder has space."""
 _BLANK = layout.reader(Blank)
 
 
 class LogFiles:
-    """The files of a commitlog, opened at ``end``, the physical offset of the next byte.
+    """The files of a commitlog that is opened for appending at ``end``, the physical offset of the
+    next byte.
 
     One thread appends (`append`, `close_with_blank`, `roll`); other threads may call `commit` and
-    `sync`. ``files``: the existing files; without files the log starts at ``end``. The settings
-    define the file size and the way of writing. Nothing on disk is truncated or deleted, except an
-    unused file that was allocated ahead (`remove_unused`).
-    Raises: RefusedError if the files do not match the file size and ``end``; StoreIOError.
+    `sync`. ``files``: the existing files; without files, the log starts at ``end``. The settings
+    determine the file size and the variant of the files. Nothing on disk is truncated or deleted,
+    except an unused file that was allocated ahead (`remove_unused`).
     """
 
     def __init__(self, folders: Sequence[str], settings: Settings, end: int,
@@ -53,17 +53,17 @@ class LogFiles:
         buffers = settings.transient_pool if settings.flush == "async" else 0
         self.folders, self.file_size = list(folders), size
         self.files = sorted(files, key=lambda file: file.base)
-        """The files of the log, including new ones."""
+        """The files of the log, including those created since it was opened."""
         self.current: LogFile | None = None
         self.syncs = 0
-        """Number of flushes of a file."""
+        """Number of times that a file was flushed."""
         self._paths = {file.base: file.path for file in self.files}
         if len(self._paths) < len(self.files):
             raise RefusedError("two commitlog files have the same name: recover the store first")
         self._end = end
         self._closed = False
         self._waiting: deque[LogFile] = deque()
-        """Full files that are not completely flushed yet, oldest first."""
+        """Full files that are not completely on disk yet, oldest first."""
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         self._pool = BufferPool(buffers, size) if buffers else None
@@ -85,24 +85,28 @@ class LogFiles:
 
     @property
     def position(self) -> int:
-        """Physical offset of the next byte."""
+        """The physical offset of the next byte."""
         file = self.current
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Return the bytes left in the current file; the file size without a file."""
+        """Return the number of bytes left in the current file; if there is no file, the file
+        size.
+        """
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 
     def append(self, parts: Sequence[Part]) -> None:
-        """Append the parts at `position`, in a new file if no file is open yet.
+        """Append the parts at `position`; create a file first if none is open yet.
 
-        They must fit into `room`. After a StoreIOError nothing was appended.
+        The parts must fit into `room`. After a StoreIOError, nothing was appended.
         """
         (self.current or self._next()).append(parts)
 
     def close_with_blank(self) -> None:
-        """End the current file with the END_OF_FILE record; bytes after it do not change."""
+        """End the current file with the END_OF_FILE record; the bytes after that record do not
+        change.
+        """
         file = self.current or self._next()
         room = file.size - file.wrote
         if room < BLANK_SIZE:
@@ -119,11 +123,11 @@ class LogFiles:
         self._end = physical
 
     def roll(self) -> None:
-        """Continue with the next file; the current one must be full.
+        """Continue in the next file; the current one must be full.
 
-        After an error nothing has changed, and the call can be repeated.
-        Raises: StoreIOError if the file cannot be created; RefusedError if a file with data
-        has its name.
+        After an error, nothing has changed, and the call can be repeated.
+        Raises: StoreIOError if the file cannot be created; RefusedError if a file with data has its
+        name.
         """
         if self.current is not None and not self.current.full:
             raise InternalError(f"{self.current.path}: the log rolls before the file is full")
@@ -174,7 +178,7 @@ class LogFiles:
 
     @property
     def synced(self) -> int:
-        """Physical offset up to which all appended data is on disk."""
+        """The physical offset up to which all appended data is on disk."""
         with self._lock:
             file = self._waiting[0] if self._waiting else self.current
         return self._end if file is None else file.base + file.synced
@@ -186,9 +190,9 @@ class LogFiles:
                 file.commit()
 
     def sync(self, least_pages: int = 0) -> int:
-        """Flush the files in order, the last one if it has ``least_pages`` dirty pages (0: always);
-        return `synced`.
-        Raises: StoreIOError, also in every later call (see `LogFile.sync`).
+        """Flush the files in order, but the last file only if it has ``least_pages`` dirty pages
+        (0: always); return `synced`.
+        Raises: StoreIOError; after a failure, in every later call (see `LogFile.sync`).
         """
         with self._syncing:
             for file in self._unforced():
@@ -199,7 +203,7 @@ class LogFiles:
             return self.synced
 
     def _leave(self, file: LogFile) -> None:
-        """Close a full and flushed file, unless it is the current one."""
+        """Close a file that is full and flushed, unless it is the current one."""
         with self._lock:
             done = bool(self._waiting) and file is self._waiting[0] and file.synced == file.size
             if done:
@@ -209,7 +213,7 @@ class LogFiles:
 
     def remove_unused(self) -> None:
         """Remove the unused file that was allocated ahead, as a broker does at a clean shutdown.
-        Afterwards the log can only be closed.
+        After this call, the log can only be closed.
         Raises: StoreIOError.
         """
         if self._allocator is None:
@@ -221,7 +225,7 @@ class LogFiles:
     def close(self) -> None:
         """Commit collected bytes and close every file, without a flush and without removing unused
         files.
-        Raises: StoreIOError, after all files that can be closed are closed.
+        Raises: StoreIOError, after closing all files that can be closed.
         """
         failures: list[RmqctlError] = []
         steps = [self.commit, *(file.close for file in self._unforced())]
@@ -243,7 +247,7 @@ class LogFiles:
 
 
 def _due(file: LogFile, least_pages: int) -> bool:
-    """Return whether a broker would flush the file (spec: recovery.md §11)."""
+    """Return whether a broker would flush the file now (spec: recovery.md §11)."""
     wrote, synced = file.wrote, file.synced
     if wrote == synced:
         return False
@@ -253,7 +257,7 @@ def _due(file: LogFile, least_pages: int) -> bool:
 
 
 def _remove_unused(file: LogFile) -> None:
-    """Remove a file that was allocated ahead, after another check that it is empty."""
+    """Remove a file that was allocated ahead, after checking again that it is empty."""
     if file.wrote or not is_all_zero(file.path):
         raise InternalError(f"{file.path}: preallocated, but not empty")
     try:
@@ -270,16 +274,16 @@ _READ = 1 << 20
 
 def place(folders: Sequence[str], start: int, file_size: int,
           full: Collection[str] = ()) -> str:
-    """Return the folder of the file that starts at physical offset ``start``.
+    """Return the folder for a new file that starts at physical offset ``start``.
 
-    Folders that are ``full`` are skipped, unless all of them are.
+    Folders in ``full`` are skipped, unless all folders are full.
     """
     candidates = sorted(set(folders).difference(full) or set(folders))
     return candidates[start // file_size % len(candidates)]
 
 
 def is_all_zero(path: str) -> bool:
-    """Return whether a file contains only zeros; holes are not read. Raises: StoreIOError."""
+    """Return whether a file contains only zeros, without reading holes. Raises: StoreIOError."""
     with FileSource(path) as source:
         position = source.next_data(0)
         while position < source.size:
@@ -291,9 +295,9 @@ def is_all_zero(path: str) -> bool:
 
 
 class Maker:
-    """Creates and opens log files of a fixed length in a fixed variant.
+    """Creates and opens log files of one length and one variant.
 
-    With a ``pool`` appends go to its buffers, and ``mapped`` has no effect, as in a broker.
+    With a ``pool``, appended bytes go to its buffers, and ``mapped`` has no effect, as in a broker.
     """
 
     def __init__(self, file_size: int, *, mapped: bool = False, warm: bool = False,
@@ -319,8 +323,8 @@ class Maker:
             raise
 
     def next(self, path: str, base: int) -> LogFile:
-        """Return the next file: an empty one that was allocated earlier, or a new one.
-        Raises: RefusedError if a file with data has the name; StoreIOError.
+        """Return the next file: one that was allocated earlier and is empty, or a new one.
+        Raises: RefusedError if a file with data has the same name; StoreIOError.
         """
         fd = self._create(path) if not os.path.lexists(path) else self._take(path)
         try:
@@ -330,8 +334,8 @@ class Maker:
             raise
 
     def _take(self, path: str) -> int:
-        """Open a file that was allocated earlier. It is too short if the process was killed while
-        creating it.
+        """Open a file that was allocated earlier; if the process was killed while creating it, it
+        is too short and is extended.
         """
         if not is_all_zero(path):
             raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "
@@ -364,7 +368,9 @@ class Maker:
 
 
 class FileAllocator:
-    """A thread that creates files by base offset. It starts with the first request."""
+    """A thread that creates requested files by their base offset. It starts at the first
+    request.
+    """
 
     def __init__(self, make: Callable[[int], LogFile]) -> None:
         self._make = make
@@ -389,10 +395,10 @@ class FileAllocator:
             self._change.notify_all()
 
     def take(self, base: int) -> LogFile:
-        """Wait for the file that starts at ``base`` and return it, or raise the error of its
-        creation.
+        """Wait for the file that starts at ``base`` and return it, or raise the error with which
+        its creation failed.
 
-        If the creation failed earlier, in the background, try again: the disk may have space now.
+        If the creation already failed in the background, try again: the disk may have space now.
         """
         with self._change:
             if isinstance(self._created.get(base), RmqctlError):
@@ -433,7 +439,7 @@ class FileAllocator:
             self._thread.join()
 
     def close(self) -> list[LogFile]:
-        """End the thread and return the files that were not taken."""
+        """End the thread and return the created files that nobody has taken."""
         self.end()
         left = [outcome for outcome in self._created.values() if isinstance(outcome, LogFile)]
         self._created.clear()
