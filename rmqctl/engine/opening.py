@@ -122,8 +122,8 @@ class RecordedRun:
     """A sequence of ``count`` contiguous records of the log; ``base``: the physical offset of the
     first one.
 
-    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record that belongs
-    into a consumequeue; None if no record does.
+    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record for which a
+    broker writes a consumequeue entry; None if there is no such record.
     """
 
     base: int

@@ -1,5 +1,5 @@
-"""The files of a broker's own state, written in place like a broker: ``checkpoint``, and ``abort``,
-which exists while a store is open for writing, so a crash is noticed (spec:
+"""The files with a broker's own state, written in place as a broker does: ``checkpoint``, and
+``abort``, which exists while a store is open for writing and so shows a crash (spec:
 checkpoint-and-small-files.md §1-§2).
 """
 
@@ -23,11 +23,12 @@ _MAX_ABORT = 1 << 20
 
 
 class CheckpointFile:
-    """The fields of ``STORE/checkpoint``; `flush` writes those of the version.
+    """The fields of ``STORE/checkpoint``; `flush` writes the fields that the broker's version has.
 
-    ``generation`` 4 writes the three classic fields and does not change the others; 5 writes all
-    five. Times are store times in ms and only increase; the two offsets of 5.x do not change unless
-    they are set. A missing file counts as zeros and is created by `flush`. Thread-safe.
+    With ``generation`` 4, the three classic fields are written, and the other fields are not
+    changed; with 5, all five fields are written. Times are store times in ms and only increase; the
+    two offsets of 5.x change only if they are set. A missing file counts as zeros and is created by
+    `flush`. Thread-safe.
     Raises: RefusedError for a link; StoreIOError if the file cannot be read.
     """
 
@@ -54,11 +55,11 @@ class CheckpointFile:
 
     @property
     def record(self) -> CheckpointRecord:
-        """The fields in memory."""
+        """The fields in memory, which `flush` writes."""
         return self._record
 
     def advance(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Advance the times; an older time has no effect."""
+        """Advance the times; a time that is older than the current one has no effect."""
         with self._lock:
             now = self._record
             self._record = now._replace(
@@ -67,9 +68,9 @@ class CheckpointFile:
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
 
     def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
-        """Reset times of a torn write to 0, since the originals are unknown: times after the
-        ``newest`` message, and an index time that is not the end of an index file. Then no index
-        file is trusted.
+        """Reset the times of a torn write to 0, since the original times are unknown: times after
+        the ``newest`` message, and an index time that is not the end time of an index file. With an
+        index time of 0, no index file is trusted.
         """
         with self._lock:
             now = self._record
@@ -80,7 +81,9 @@ class CheckpointFile:
                 index_msg_timestamp=0 if index > newest and index not in index_ends else index)
 
     def flush(self) -> None:
-        """Write and flush the page; bytes after the known fields stay. Raises: StoreIOError."""
+        """Write and flush the page; bytes after the known fields do not change. Raises:
+        StoreIOError.
+        """
         with self._lock:
             new = not os.path.lexists(self.path)
             fd = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, "write to")
@@ -102,8 +105,9 @@ class CheckpointFile:
 def create_abort(root: str, pid: int | None) -> None:
     """Create and flush ``abort`` before anything else is written.
 
-    ``pid`` None (4.x): create the file if it is missing. With a number (5.x), first write the old
-    content, empty for a new file, to ``abort.bak``. After an error a new ``abort`` is removed.
+    If ``pid`` is None (4.x), create the file if it is missing. If it is a number (5.x), first copy
+    the old content (empty for a new file) to ``abort.bak``. After an error, a new ``abort`` is
+    removed.
     Raises: RefusedError for a link; StoreIOError.
     """
     path, side = os.path.join(root, ABORT), os.path.join(root, ABORT_BACKUP)
@@ -134,7 +138,7 @@ def _refuse_link(path: str) -> None:
 
 
 def remove_abort(root: str) -> None:
-    """Remove ``abort`` durably after a clean shutdown. Raises: StoreIOError."""
+    """Remove ``abort`` after a clean shutdown, and fsync its folder. Raises: StoreIOError."""
     path = os.path.join(root, ABORT)
     try:
         os.unlink(path)

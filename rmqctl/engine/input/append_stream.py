@@ -398,7 +398,7 @@ class LineAppender:
 # -- a dry run ------------------------------------------------------------------------------------
 
 class DryRunLog:
-    """The positions and files of a log as appending would change them, without their bytes."""
+    """The log of a dry run: positions advance as in a real run, but no bytes are written."""
 
     def __init__(self, state: LogState, log: CommitLog, file_size: int) -> None:
         self.position, self._size = state.end, file_size

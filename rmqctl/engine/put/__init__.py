@@ -1,1 +1,1 @@
-"""Messages to records in the log: admission, rewriting, encoding, queue offsets."""
+"""Turn messages into records in the log: admission, rewriting, encoding, queue offsets."""

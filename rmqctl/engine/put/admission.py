@@ -1,17 +1,19 @@
-"""Checks that refuse messages with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
+"""Checks that reject messages with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
 
 Every check returns None, or a `PutResult` with the reason; then nothing is written. The functions
-are in the order of their calls for a message; `rewrite` comes before the sizes.
+are in the order in which they are called for a message; `rewrite` is called before sizes are
+checked.
 
-rmqctl also refuses messages that would damage the store or hit another file, with MESSAGE_ILLEGAL
-and a reason: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than
-255 bytes) or whose length byte would read back negative; a negative queue id; a number that does
-not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that UTF-8 cannot encode; an
-empty batch; a message that every later recovery would take for damage (`unreadable`). If a broker
-fails with an exception instead of a status, the status is MESSAGE_ILLEGAL, too.
+With MESSAGE_ILLEGAL and a reason, rmqctl also rejects messages that would damage the store or be
+written to the wrong file: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or
+NUL, more than 255 bytes) or whose length byte would be read as a negative number; a negative queue
+id; a number that does not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that
+UTF-8 cannot encode; an empty batch; a message that every later recovery would treat as damage
+(`unreadable`). If a broker fails with an exception instead of a status, the status is
+MESSAGE_ILLEGAL, too.
 
-4.9.3 counts its light queues, but compares the wrong variable and never refuses; 5.3.3 does not
-count them. So rmqctl does not check their number.
+4.9.3 counts its light queues, but compares the wrong variable and never rejects a message because
+of their number; 5.3.3 does not count them. So rmqctl does not check their number.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ _HALF_PAIR = "an unpaired surrogate, which UTF-8 cannot encode"
 
 @cache
 def sign_bit(name: str) -> int:
-    """Return the number of the sign bit of a record's field."""
+    """Return the number of the sign bit in a field of a record."""
     return 8 * layout.width_of(Message, name)[0] - 1
 
 
@@ -75,7 +77,9 @@ INT, LONG = sign_bit("queue_id"), sign_bit("queue_offset")
 
 
 def folder_fault(name: str) -> str | None:
-    """Return why a topic or queue name cannot be a folder of ``consumequeue/``, or None."""
+    """Return the reason why a topic or queue name cannot be a folder of ``consumequeue/``; None if
+    it can.
+    """
     if name in ("", ".", ".."):
         return f"the name {name!r} cannot be a folder"
     if "/" in name or "\0" in name:
@@ -90,15 +94,18 @@ def folder_fault(name: str) -> str | None:
 
 
 def _units(text: str) -> int:
-    """Return Java's ``String.length``: characters beyond the basic plane count twice."""
+    """Return the result of Java's ``String.length``, which counts characters beyond the basic plane
+    twice.
+    """
     return len(text) if text.isascii() else len(text.encode("utf-16-be", "surrogatepass")) // 2
 
 
 @lru_cache(maxsize=8192)
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
-    """Return why a store of this version rejects a topic, or None.
+    """Return the reason why a store of this version rejects a topic; None if it accepts it.
 
-    ``hooks``: with the checks of a 5.3.3 broker before its store, which would accept more.
+    ``hooks``: whether to include the checks that a 5.3.3 broker makes before its store, which would
+    accept more.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -117,7 +124,9 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
 
 
 def text_fault(properties: str, settings: Settings) -> str | None:
-    """Return why a message cannot have this properties string, or None; sizes are checked later."""
+    """Return the reason why a message cannot have this properties string; None if it can. Sizes are
+    checked later.
+    """
     if not settings.profile.message_v2 and _units(properties) > MAX_PROPERTIES:
         return (f"the properties have {_units(properties)} characters, at most {MAX_PROPERTIES} "
                 "are allowed")
@@ -125,7 +134,9 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """Return, in words, a number that does not fit its field or is a negative queue id, or None."""
+    """Return a text on the first number that does not fit its field, or is a negative queue id;
+    None if there is none.
+    """
     for name in names:
         value = getattr(holder, name)
         if value is None:
@@ -139,7 +150,9 @@ def number_fault(holder: object, names: Sequence[str]) -> str | None:
 
 
 def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
-    """Return why a host is invalid or contradicts the IPv6 bits of ``sys_flag``, or None."""
+    """Return the reason why a host is invalid or contradicts the IPv6 bits of ``sys_flag``; None if
+    all hosts are valid.
+    """
     for name, (address, port) in (("born_host", born_host), ("store_host", store_host)):
         if len(address) not in _ADDRESSES or port >> INT not in (0, -1):
             return f"{name} is not an address and port"
@@ -149,7 +162,7 @@ def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
 
 
 def encoding_fault(text: str) -> str | None:
-    """Return why a properties string cannot be encoded, or None."""
+    """Return the reason why a properties string cannot be encoded; None if it can."""
     try:
         raw_text(text)
     except UnicodeEncodeError:
@@ -159,7 +172,9 @@ def encoding_fault(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
-    """Return why a recorded topic cannot be stored in a record of this magic (0: any), or None."""
+    """Return the reason why a recorded topic cannot be stored in a record with this magic (0: any
+    magic); None if it can.
+    """
     fault = folder_fault(raw.decode("utf-8", "surrogateescape"))
     if fault is not None:
         return f"topic: {fault}"
@@ -178,8 +193,8 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The state that decides whether a store accepts messages. ``lock_held_ms``: how long the
-    current put has held the put lock, 0 without one.
+    """The state that decides whether a store accepts messages. ``lock_held_ms``: for how many ms
+    the current put has held the put lock; 0 if no put is running.
     """
 
     shutdown: bool = False
@@ -189,7 +204,9 @@ class StoreState:
 
 
 def check_store(state: StoreState, settings: Settings) -> PutResult | None:
-    """Return SERVICE_NOT_AVAILABLE or the busy status of the profile, or None."""
+    """Return a result with SERVICE_NOT_AVAILABLE or the profile's status for "busy"; None if the
+    store accepts messages.
+    """
     if state.shutdown:
         return refused(SERVICE_NOT_AVAILABLE, "the store was shut down")
     if state.role == "SLAVE":
@@ -210,7 +227,8 @@ def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
     """Check a single message before it is rewritten.
 
-    ``hooks=False``, for messages from a store, skips the checks of a 5.3.3 broker before its store.
+    ``hooks``: False, for messages from a store, omits the checks that a 5.3.3 broker makes before
+    its store.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:
@@ -233,9 +251,10 @@ def check_message(message: Outgoing, settings: Settings, *,
 
 def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
-    """Check that inner batches, and only they, have ``INNER_NUM`` and a BatchCQ topic (5.x).
+    """Check that inner batches have ``INNER_NUM`` and a BatchCQ topic (5.x), and that no other
+    message has ``INNER_NUM``.
 
-    A broker checks this before and again after the delay and timer rewrite.
+    A broker makes this check before the delay and timer rewrite, and again afterwards.
     """
     if not settings.profile.batch_queues:
         return None
@@ -250,7 +269,9 @@ def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Sett
 
 
 def unreadable(topic: str, properties: PropertyMap, settings: Settings) -> str | None:
-    """Return why a broker's recovery would truncate the log at this message, or None."""
+    """Return the reason why a broker's recovery would truncate the log at this message; None if it
+    would not.
+    """
     if topic == props.SCHEDULE_TOPIC:
         try:
             delay_level_of(properties)
@@ -269,11 +290,11 @@ def unreadable(topic: str, properties: PropertyMap, settings: Settings) -> str |
 
 def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
                 multi_dispatch: bool = False) -> PutResult | None:
-    """Check the limits of the encoder, in bytes.
+    """Check sizes (in bytes) against the limits of the encoder.
 
-    ``properties``: with the separator and the reserved bytes of an appended CRC. ``record``: the
-    complete record. ``multi_dispatch``: the properties were rebuilt with the offsets of other
-    queues, which has its own limits and statuses.
+    ``properties``: including the separator and the reserved bytes of an appended CRC. ``record``:
+    the complete record. ``multi_dispatch``: whether the properties were rebuilt with the offsets of
+    other queues; then other limits and statuses apply.
     """
     profile, limit = settings.profile, settings.max_message_size
     room = min(limit + profile.body_room, MAX_INT)
@@ -298,16 +319,16 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
 
 
 def request_size(batch: OutgoingBatch) -> int:
-    """Return the size of a batch as its producer sends it (bytes)."""
+    """Return the size in bytes of a batch as its producer sends it."""
     return sum(BATCH_ITEM_SIZE + len(item.body) + len(raw_text(item.properties))
                for item in batch.messages)
 
 
 def check_batch(batch: OutgoingBatch, settings: Settings, *,
                 hooks: bool = True) -> PutResult | None:
-    """Check a batch before it is encoded; ``hooks`` as for `check_message`.
+    """Check a batch before it is encoded; for ``hooks`` see `check_message`.
 
-    All faults are MESSAGE_ILLEGAL.
+    The status of all faults is MESSAGE_ILLEGAL.
     """
     fault = topic_fault(batch.topic, settings.version, hooks) or number_fault(
         batch, ("queue_id", "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times"))
@@ -343,10 +364,11 @@ def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
 
 def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequence[int],
                       records: Sequence[int]) -> PutResult | None:
-    """Check the limits of the batch encoder, in bytes for each message.
+    """Check the sizes (in bytes) of each message of a batch against the limits of the batch
+    encoder.
 
-    ``properties``: those of message and batch, without the reserved bytes of an appended CRC. A
-    broker does not check their sum, and its length field would overflow.
+    ``properties``: those of the message and of the batch together, without the reserved bytes of an
+    appended CRC. A broker does not check their total size, and its length field would overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
@@ -365,8 +387,8 @@ _RECORD_NUMBERS = (
 
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
-    """Check a recorded message. Only messages that could not be read back, or do not fit a field,
-    are refused. A magic of 0 means the version that the topic needs.
+    """Check a recorded message. Only a message that could not be read back, or does not fit a
+    field, is rejected. A magic of 0 means the record version that the topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

@@ -1,8 +1,8 @@
-"""Messages of a group by column, and the records of many messages at once.
+"""The messages of a group as columns, and the encoding of many records at once.
 
-Messages with the same queue, system flags and hosts share a *lane*, which is computed once. The
-compiled kernel writes the records of a range in one loop. Without it
-`rmqctl.engine.put.per_message` puts each message by itself.
+Messages with the same queue, system flags and hosts share a *lane*, for which their common bytes
+are computed once. The kernel extension encodes the records of a range in one loop. Without the
+extension, `rmqctl.engine.put.per_message` puts messages one by one.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from rmqctl.formats.local.message import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.frames import Array
 
 MAX_LANES = 8192
-"""Maximum number of lanes that are kept from group to group."""
+"""Maximum number of lanes that are kept from one group to the next."""
 NONE = -1
 """Lane number of messages without a lane."""
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")
-"""Parts of the names of request properties: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*."""
+"""Parts of the names of properties that request a special treatment: DELAY, TIMER_DELAY_*,
+TIMER_DELIVER_MS, INNER_*."""
 
 QueueKey = tuple[str, int]
 LaneKey = tuple[str, int, int, Host | None, Host | None]
-"""Topic, queue id, system flags, born host and store host of a message, as given."""
+"""Topic, queue id, system flags, born host and store host of a message, unchanged."""
 
 
 class Kind(NamedTuple):
-    """The common parts of records with the same topic, flags and hosts."""
+    """What records with the same topic, flags and hosts have in common."""
 
     magic: int
     topic: bytes
-    """The topic as stored, after its length."""
+    """The stored bytes of the topic, with its length before them."""
     fixed: int
-    """Size of the record without body and properties (bytes)."""
+    """Size in bytes of the record without body and properties."""
     pack: Callable[..., bytes]
-    """Packs the header."""
+    """Function that packs the header."""
     sys_flag: int
     born_host: Host
     store_host: Host
 
 
 class Lanes:
-    """The known lanes by number, with a row each in arrays for the kernel.
+    """The known lanes by number, and their values in arrays for the kernel extension.
 
-    ``kind_of`` returns the common parts of a lane's messages, None if they need single puts.
+    ``kind_of`` returns the common parts of the messages of a lane; None if they must be put one by
+    one.
     """
 
     def __init__(self, kind_of: Callable[[LaneKey], Kind | None]) -> None:
@@ -70,13 +72,13 @@ class Lanes:
         self.kinds: list[Kind] = []
         self.keys: list[QueueKey] = []
         self.queues: list[int] = []
-        """The lanes' queues, as numbers."""
+        """For each lane: the number of its queue."""
         self._arrays: LaneArrays | None = None
 
     def encode(self, *columns: Sequence[Any]) -> list[int]:
-        """Return the numbers of lanes, `NONE` for messages that need single puts.
+        """Return the lane number of each message; `NONE` for a message that must be put alone.
 
-        ``columns``: the parts of the lanes' keys.
+        ``columns``: the parts of the lane keys, one column for each part.
         """
         numbers = list(map(self._numbers.get, zip(*columns, strict=True)))
         if None in numbers:
@@ -104,14 +106,14 @@ class Lanes:
 
     @property
     def arrays(self) -> LaneArrays:
-        """All lanes as arrays."""
+        """The values of all lanes as arrays."""
         if self._arrays is None:
             self._arrays = LaneArrays(self)
         return self._arrays
 
 
 class LaneArrays:
-    """Lanes by column, with a row per lane (at least one row)."""
+    """The values of lanes as columns, with an element for each lane (at least one)."""
 
     def __init__(self, lanes: Lanes) -> None:
         heads = [kind.pack(
@@ -128,14 +130,15 @@ class LaneArrays:
             (head + topic).ljust(width, b"\0") for head, topic in zip(heads, topics, strict=True)),
             np.uint8).reshape(-1, width)
         self.next_offset: Array = np.zeros(int(self.queue.max()) + 1, np.int64)
-        """Scratch array: the next queue offsets."""
+        """Array for temporary use: the next offset of each queue."""
 
 
 class Columns:
-    """A group of single messages by column.
+    """A group of single messages as columns.
 
-    ``special``: numbers of messages that need single puts, ascending. They have no lane, or a
-    property that changes the message (``concerns`` decides), or a value that a broker might refuse.
+    ``special``: the numbers of messages that must be put one by one, ascending. These messages have
+    no lane, a property that changes the message (``concerns`` decides), or a value that a broker
+    might reject.
     Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
     hold.
     """
@@ -177,8 +180,8 @@ class Columns:
         self.special: list[int] = np.flatnonzero(~ordinary).tolist()
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
-        """Set the numbers of the column ``name``; return a boolean array: whether each is missing,
-        or None if all exist.
+        """Fill the column ``name`` with numbers. Return a boolean array: whether each number is
+        missing; None if none of them are missing.
         """
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):
@@ -194,14 +197,16 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """Return the number of the first message from ``number`` on that needs a single put; the
+        """Return the number of the first message, from ``number`` on, that must be put alone; the
         total number of messages if there is none.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)
 
     def stored_at(self, part: slice, clock: Callable[[], int]) -> Array:
-        """Return store times (int64); set missing times, with a single clock call."""
+        """Return the store times of a part (int64). Missing times are set to the current time, from
+        a single call of ``clock``.
+        """
         stored: Array = self._numbers[_STORED, part]
         if self._timeless is not None:
             stored[self._timeless[part]] = clock()
@@ -210,7 +215,7 @@ class Columns:
         return stored
 
     def store_hosts(self, part: slice) -> Iterable[Host]:
-        """Return the store hosts of the messages."""
+        """Return the store host of each message of a part."""
         kinds = self.lanes.kinds
         hosts = {kinds[lane].store_host for lane in self._used(part)}
         if len(hosts) == 1:
@@ -218,15 +223,15 @@ class Columns:
         return [kinds[lane].store_host for lane in self.lane[part]]
 
     def _used(self, part: slice) -> list[int]:
-        """Return the lanes of a part."""
+        """Return the numbers of the lanes that occur in a part."""
         used: list[int] = np.flatnonzero(np.bincount(self._row[part])).tolist()
         return used
 
     def records(self, part: slice, physical: int,
                 offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
-        """Return (records of a part at a physical offset, their queue offsets).
+        """Return (records of a part, to be written at a physical offset; their queue offsets).
 
-        ``offsets``: the next offset of each queue (default 0), which are advanced.
+        ``offsets``: the next offset of each queue (default 0); they are advanced.
         """
         # Copy the next offsets of these queues from the dictionary and back.
         lanes = self.lanes
@@ -248,10 +253,10 @@ class Columns:
 
 
 class _Slices:
-    """Byte strings in one buffer, with their starts and sizes (int64).
+    """Byte strings in a single buffer, with the start and the size of each string (int64).
 
-    ``data``: the joined bytes, if they exist already.
-    Raises: TypeError if a length differs from the size in bytes.
+    ``data``: the concatenated bytes, if they already exist.
+    Raises: TypeError if the length of a part is not its size in bytes.
     """
 
     def __init__(self, parts: Sequence[bytes] | Sequence[str], data: bytes | None = None) -> None:
@@ -264,7 +269,9 @@ class _Slices:
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:
-    """Return the stored bytes of properties; mark texts without an encoding as not ordinary."""
+    """Return the stored bytes of each properties string; in ``ordinary``, clear the element of a
+    string that cannot be encoded.
+    """
     encoded = []
     for number, text in enumerate(texts):
         try:

@@ -1,5 +1,5 @@
-"""The end of the log while a group of messages is put: unwritten bytes, and undispatched records
-(reput; spec: recovery.md §6).
+"""The end of the log while a group of messages is put: records that are not written yet, and
+records that are not dispatched yet (reput; spec: recovery.md §6).
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from typing import Protocol
 from rmqctl.formats.local.message import BLANK_SIZE
 
 DISPATCH_BYTES = 1 << 20
-"""Bytes of records that are dispatched together, because each call has a fixed cost."""
+"""Bytes of records after which they are dispatched together, because each dispatch has a fixed
+cost."""
 
 
 class AppendLog(Protocol):
-    """The log as the put path uses it; physical offsets, sizes in bytes."""
+    """The interface of the log that the put path uses. Offsets are physical, sizes are in bytes."""
 
     @property
     def current(self) -> object | None:
-        """The file for appending, or None without a file."""
+        """The current file; None if the log has no file open for appending."""
 
     @property
     def files(self) -> Sequence[object]:
-        """All files, oldest first."""
+        """All files of the log, oldest first."""
 
     @property
     def position(self) -> int:
-        """Physical offset of the next byte."""
+        """The physical offset of the next byte."""
 
     def room(self) -> int:
-        """Return the bytes left in the current file; the file size without a file."""
+        """Return the number of bytes left in the current file; if there is no file, the file
+        size.
+        """
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write at ``position``; create the first file of an empty log."""
+        """Write the parts at ``position``; in an empty log, create the first file."""
 
     def close_with_blank(self) -> None:
         """End the current file with the END_OF_FILE record."""
@@ -47,7 +50,7 @@ class AppendLog(Protocol):
 
 @dataclass(slots=True)
 class RecordRun:
-    """Complete contiguous records in a file, from physical offset ``base``."""
+    """Complete contiguous records of one file; ``base``: the physical offset of the first one."""
 
     base: int
     data: bytes | memoryview
@@ -55,10 +58,11 @@ class RecordRun:
 
 
 class AppendCursor:
-    """Collector of a group's records; physical offsets. The put lock guards it.
+    """Collects the records of a group until they are written. The put lock guards it.
 
-    ``base``: start of the collected records. ``position``: of the next record. ``end``: end of the
-    current file. ``begin`` is called before the first byte is written.
+    The attributes are physical offsets. ``base``: start of the collected records. ``position``:
+    where the next record will start. ``end``: end of the current file. ``begin`` is called before
+    the first byte is written.
     """
 
     __slots__ = (
@@ -77,20 +81,20 @@ class AppendCursor:
         self.log, self._begin = log, begin
         self.base = self.position = self.end = 0
         self.last_timestamp = 0
-        """Store time (ms) of the last record."""
+        """Store time (ms) of the last record; 0 if there is none."""
         self.parts: list[bytes | memoryview] = []
         self.bit_maps: dict[int, bytes | None] = {}
         self.runs: list[RecordRun] = []
 
     def start(self) -> None:
-        """Begin a group at the end of the log."""
+        """Begin a new group at the end of the log."""
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
         self.parts, self.bit_maps, self.runs = [], {}, []
 
     @property
     def is_new(self) -> bool:
-        """Return whether the log has neither files nor records."""
+        """Return whether the log has no files and no collected records."""
         return self.log.current is None and not self.log.files and not self.parts
 
     def start_at(self, physical: int) -> None:
@@ -100,17 +104,19 @@ class AppendCursor:
         self.end = physical + self.log.room()
 
     def make_room(self, size: int) -> None:
-        """Continue in the next file if a record of ``size`` bytes and a blank do not fit."""
+        """If a record of ``size`` bytes and a blank record do not fit into the current file,
+        continue in the next one.
+        """
         if size + BLANK_SIZE > self.end - self.position:
             self.roll()
 
     def add(self, records: bytes | memoryview) -> None:
-        """Add finished records at ``position``."""
+        """Add encoded records that start at ``position``."""
         self.parts.append(records)
         self.position += len(records)
 
     def roll(self) -> None:
-        """Close the current file, if any, and continue in the next."""
+        """Close the current file, if there is one, and continue in the next file."""
         self.write()
         self._begin()
         if self.log.current is not None:
@@ -134,7 +140,7 @@ class AppendCursor:
 
 
 class Backlog:
-    """Undispatched runs of records in log order. The put lock guards it."""
+    """Sequences of records that are not dispatched yet, in log order. The put lock guards it."""
 
     def __init__(self, dispatch: Callable[[RecordRun], None]) -> None:
         self._dispatch = dispatch
@@ -142,22 +148,23 @@ class Backlog:
         self._bytes = 0
 
     def add(self, written: list[RecordRun]) -> bool:
-        """Add written runs; return whether it is time to `clear`."""
+        """Add sequences of written records; return whether `clear` should be called."""
         self._waiting += written
         self._bytes += sum([len(run.data) for run in written])
         return self._bytes >= DISPATCH_BYTES
 
     def clear(self) -> None:
-        """Dispatch everything."""
+        """Dispatch all records."""
         for run in joined(self._waiting):
             self._dispatch(run)
         self._waiting, self._bytes = [], 0
 
 
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
-    """Yield the runs, with adjacent runs merged.
+    """Yield the sequences of records; adjacent ones are merged.
 
-    Single puts leave a run per message. No run crosses the end of a file, because a blank is there.
+    Messages that are put alone leave a sequence each. No sequence extends over two files, because a
+    blank record is between them.
     """
     start = 0
     while start < len(runs):

@@ -1,7 +1,8 @@
 """Encode messages as records (spec: commitlog.md §2, §5.4 and §7).
 
-All positions come from the declaration in `formats.message`: the fixed part from the compiled
-struct of each variant, the lengths of topic and properties from their declared widths.
+All positions of fields come from the declaration in `formats.message`: those of the fixed part from
+the compiled struct of each variant, the widths of the lengths of topic and properties from their
+fields.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ _V6 = 16
 
 
 def raw_text(text: str) -> bytes:
-    """Return the stored bytes of a text; lone surrogates U+DC80-DCFF represent bytes that are not
-    UTF-8.
+    """Return the stored bytes of a text. The lone surrogates U+DC80 to U+DCFF represent bytes that
+    are not UTF-8.
     Raises: UnicodeEncodeError for other lone surrogates.
     """
     return text.encode("utf-8", "surrogateescape")
 
 
 def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
-    """Return ``sys_flag`` with the IPv6 bits of the hosts; bits are never cleared."""
+    """Return ``sys_flag`` with the IPv6 bits set for IPv6 hosts; no bit is cleared."""
     if len(born_host[0]) == _V6:
         sys_flag |= BORN_HOST_V6
     if len(store_host[0]) == _V6:
@@ -53,7 +54,9 @@ def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicPart:
-    """The stored form of a topic: record version, and bytes with their length before them."""
+    """A topic as it is stored: the record version, and the topic's bytes with their length before
+    them.
+    """
 
     magic: int
     length: int
@@ -61,7 +64,9 @@ class TopicPart:
 
 
 class Encoder:
-    """Encoder for a configuration: version, appended CRC."""
+    """Encodes messages for a configuration, which determines the record version and whether a CRC
+    is appended.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._v2 = settings.profile.message_v2
@@ -80,21 +85,25 @@ class Encoder:
         return TopicPart(magic, len(raw), width.pack(len(raw)) + raw)
 
     def properties_part(self, properties: str) -> bytes:
-        """Return the properties' bytes, with the separator before an appended CRC."""
+        """Return the stored bytes of the properties; if a CRC is appended, they end with a
+        separator.
+        """
         raw = raw_text(properties)
         if self.reserved and raw and not raw.endswith(_SEPARATOR):
             raw += _SEPARATOR
         return raw
 
     def size(self, sys_flag: int, topic: TopicPart, body: int, properties: int) -> int:
-        """Return the size of the record with the reserved CRC; lengths in bytes."""
+        """Return the size of the record in bytes, including the space reserved for an appended
+        CRC.
+        """
         return (variant(sys_flag & HOST_BITS, topic.magic).fixed_size + body + topic.length
                 + properties + self.reserved)
 
     def record(self, record: Record, topic: TopicPart) -> bytes:
         """Return the bytes of a record; its ``total_size`` must be the result of `size`.
 
-        ``record.properties``: without the reserved CRC, which is added here.
+        ``record.properties``: without the space reserved for an appended CRC, which is added here.
         """
         if not self.reserved:
             return assemble(record, topic.prefixed, record.properties)
@@ -103,9 +112,9 @@ class Encoder:
 
 
 def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
-    """Return the bytes of a record; ``topic``: with its length before it.
+    """Return the bytes of a record; ``topic`` includes its length.
 
-    ``total_size``, ``physical_offset`` and the CRC are those of the record.
+    ``total_size``, ``physical_offset`` and the CRC are taken from ``record``.
     """
     body = record.body
     return b"".join((
@@ -118,5 +127,5 @@ def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the CRC of a body as in a record; 0 for an empty body."""
+    """Return the CRC of a body as it is stored in a record; 0 for an empty body."""
     return crc32(body) & CRC_MASK

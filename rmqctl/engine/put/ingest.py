@@ -1,9 +1,10 @@
-"""Changes that a broker makes to a message before it reaches the put path (`SendMessageProcessor`,
-`TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md §10).
+"""The changes that a broker makes to a message before it reaches the put path
+(`SendMessageProcessor`, `TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md
+§10).
 
-Single messages get ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; the string is rebuilt in
-the order of the broker's map. 5.x drops ``POP_CK``, 4.9.3 drops ``WAIT``. `batches` joins messages
-to batches, as a producer does.
+A single message gets the property ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; its properties
+string is rebuilt in the order of the broker's map. 5.x drops ``POP_CK``, 4.9.3 drops ``WAIT``.
+`batches` joins messages to batches, as a producer does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_M
 from rmqctl.parse_values import now_ms
 
 MAX_BATCH = 4 << 20
-"""Maximum size of the records of a batch, which every version accepts."""
+"""Maximum total bytes of the records in a batch, which all versions accept."""
 CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
 
@@ -40,19 +41,19 @@ _MAX_PLANS = 1024
 
 _ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
 _MAX_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
-"""Maximum size of a record without body, topic and properties (bytes)."""
+"""Maximum bytes of a record without its body, topic and properties."""
 _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 
 
 def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
                process: int | None = None, loader: int | None = None, counter: int = 0,
                zone: tzinfo = UTC) -> Callable[[], str]:
-    """Return a generator function of client unique ids: address, process id, hash of a class
-    loader, milliseconds since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case
-    hex digits.
+    """Return a function that creates a new unique id, like a client's, at each call: address,
+    process id, hash of a class loader, milliseconds since the start of the month, and counter, as
+    32 (IPv4) or 56 (IPv6) upper-case hex digits.
 
-    Default ``process`` and ``loader``: this process and a random number. ``zone``: the time zone in
-    which the month starts (Java: the local zone).
+    Defaults of ``process`` and ``loader``: this process and a random number. ``zone``: the time
+    zone in which the month starts (in Java the local one).
     """
     fixed = address + _FIXED.pack(
         (os.getpid() if process is None else process) & 0xFFFF,
@@ -75,7 +76,7 @@ def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
 
 
 def _month(now: int, zone: tzinfo) -> tuple[int, int]:
-    """Return (start of the month of ``now``, start of the next month), in ms."""
+    """Return the starts (ms) of the month that contains ``now``, and of the next month."""
     start = datetime.fromtimestamp(now / 1000, zone).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0)
     after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
@@ -84,15 +85,15 @@ def _month(now: int, zone: tzinfo) -> tuple[int, int]:
 
 def prepare(properties: Mapping[str, str] | str, settings: Settings,
             unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
-    """Return the properties string that reaches the put path.
+    """Return the properties string with which a message reaches the put path.
 
-    ``properties``: sent by the client, as a string or pairs in the order of its string. Pairs that
-    a broker's parser drops (with an empty value) are dropped. ``batch``: the properties of a batch
-    itself, which get no unique key and keep ``WAIT``. ``rebuilt``: the string is built again from
-    the broker's map (a half message), in which 4.9.3 still has ``WAIT``; a delayed message is
-    recognised.
-    Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value
-    that is not text.
+    ``properties``: what the client sent, as a string or as pairs in the order of that string. Pairs
+    that a broker's parser drops (those with an empty value) are dropped. ``batch``: whether these
+    are the properties of a batch itself, which get no unique key and keep ``WAIT``. ``rebuilt``:
+    whether the string is built once more from the broker's map (for a half message), in which 4.9.3
+    still has ``WAIT``. A delayed message is recognized.
+    Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value that
+    is not text.
     """
     pairs = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
     profile = settings.profile
@@ -114,20 +115,23 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
 
 
 class _Plan(NamedTuple):
-    """A plan to join properties with these names: all parts that do not depend on values."""
+    """How to join properties with certain names; it contains everything that does not depend on
+    their values.
+    """
 
     parts: tuple[str, ...]
-    """The texts before, between and after the values."""
+    """The texts before, between and after the values of the properties."""
     names: tuple[str, ...]
-    """Names of the values between them, including a unique key to create."""
+    """The names of the properties whose values go between these texts; a unique key to be
+    created is one of them."""
     ends: int
-    """Number of property separators in the parts."""
+    """Number of property separators in these texts."""
     makes_unique_key: bool
 
 
 class Preparer:
-    """`prepare` for many messages; parts that do not depend on values are computed once for each
-    set of names.
+    """`prepare` for many messages. What does not depend on the values is computed once for each set
+    of property names.
     Raises: ValueError as in `prepare`.
     """
 
@@ -163,7 +167,7 @@ class Preparer:
         return prepare(properties, self._settings, self._unique_id, batch=self._batch)
 
     def _same(self, names: tuple[str, ...], properties: Sequence[Mapping[str, str]]) -> list[str]:
-        """Return the strings of messages whose properties have these names."""
+        """Return the properties strings of messages that all have these property names."""
         plan = self._plans.get(names, _UNKNOWN)
         if plan is _UNKNOWN:
             if len(self._plans) >= _MAX_PLANS:
@@ -190,7 +194,9 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for these names; None if it depends on a value, or a name is invalid."""
+        """Return the plan for these names; None if a name is invalid, or if a property's value
+        decides how the properties are joined.
+        """
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
         if not (batch or profile.stores_wait):
@@ -218,7 +224,7 @@ _UNKNOWN = _Plan((), (), 0, makes_unique_key=False)
 
 
 def _is_name(given: object) -> bool:
-    """Return whether a property may have this name, which can be of any type."""
+    """Return whether ``name``, which may have any type, is valid as the name of a property."""
     return isinstance(given, str) and bool(given) and _NAME not in given and _END not in given
 
 
@@ -250,11 +256,12 @@ def _is_delayed(properties: Mapping[str, str]) -> bool:
 
 def batches(items: Iterable[_Put], limit: int,
             room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
-    """Join neighbouring messages that may share a batch, at most ``limit`` messages each.
+    """Join adjacent messages that may be in the same batch, at most ``limit`` messages in each
+    batch.
 
-    The order does not change, and the records of a batch have at most ``room`` bytes. Messages
-    without a suitable neighbour stay single, as do batches, records, and messages that a broker
-    refuses in a batch or treats in a special way.
+    The order of messages does not change, and the records of a batch have at most ``room`` bytes. A
+    message whose neighbors do not fit is yielded alone; so are batches, records, and messages that
+    a broker rejects in a batch or treats in a special way.
     """
     run: list[Outgoing] = []
     shared: tuple[object, ...] | None = None
@@ -278,7 +285,9 @@ def batches(items: Iterable[_Put], limit: int,
 
 
 def _common(item: Outgoing) -> tuple[object, ...] | None:
-    """Return the values that messages of a batch share; None for a message that stays single."""
+    """Return the values that must be equal in all messages of a batch; None for a message that
+    cannot be in a batch.
+    """
     text = item.properties
     if (item.sys_flag & _ALONE or item.prepared_transaction_offset
             or item.topic.startswith(props.RETRY_PREFIX)):
@@ -292,7 +301,9 @@ def _common(item: Outgoing) -> tuple[object, ...] | None:
 
 
 def _at_most(item: Outgoing) -> int:
-    """Return an upper bound for the size of a message's record, with an appended CRC (bytes)."""
+    """Return an upper bound for the size in bytes of a message's record, including an appended
+    CRC.
+    """
     texts = item.topic, item.properties
     return _MAX_AROUND + len(item.body) + sum(
         len(text) if text.isascii() else 4 * len(text) for text in texts)

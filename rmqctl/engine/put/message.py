@@ -1,5 +1,5 @@
-"""Arguments and results of the put path: messages and batches; a broker's status and the offsets
-(spec: recovery.md §8).
+"""Arguments and results of the put path: messages and batches; a broker's status, and the offsets
+of stored messages (spec: recovery.md §8).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Outgoing(msgspec.Struct, gc=False):
     """A message as it reaches ``putMessage``.
 
     ``properties``: the properties string (with lone surrogates for bytes that are not UTF-8, as in
-    `read`). Times and hosts that are None come from the engine's clock and the settings.
-    ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
+    `read`). A time that is None is set from the engine's clock, a host that is None from the
+    settings. ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
     """
 
     topic: str
@@ -47,14 +47,16 @@ class Outgoing(msgspec.Struct, gc=False):
 
 
 class OutgoingList(Sequence[Outgoing]):
-    """Messages by column: a list for each field of `Outgoing`. Items are created on demand."""
+    """A list of messages that is stored by column: a list for each field of `Outgoing`. An item is
+    created when it is read.
+    """
 
     def __init__(self, columns: Sequence[list[Any]]) -> None:
         self.columns = columns
 
     @classmethod
     def of(cls, messages: Sequence[Outgoing]) -> OutgoingList:
-        """Return messages by column."""
+        """Return a list of messages that is stored by column."""
         if isinstance(messages, cls):
             return messages
         return cls([
@@ -94,7 +96,7 @@ class OutgoingList(Sequence[Outgoing]):
 
 
 class BatchItem(msgspec.Struct, gc=False):
-    """The own fields of a message of a batch."""
+    """The fields that each message of a batch has for itself."""
 
     body: bytes
     properties: str = ""
@@ -103,9 +105,10 @@ class BatchItem(msgspec.Struct, gc=False):
 
 
 class OutgoingBatch(msgspec.Struct, gc=False):
-    """Messages of a queue that are put together, into a single file.
+    """Messages of one queue that are put together, into the same file.
 
-    ``properties``: the string of the batch itself, which a broker appends to that of each message.
+    ``properties``: the properties string of the batch itself, which a broker appends to the string
+    of each message.
     """
 
     topic: str
@@ -128,9 +131,11 @@ class MappedRecord(Record):
 
 
 class PutResult(msgspec.Struct, gc=False):
-    """Result of a put. If nothing was written, offsets are None and ``reason`` is set.
+    """The result of putting a message or a batch. If nothing was written, the offsets are None, and
+    ``reason`` says why.
 
-    For a batch, ``physical_offsets``: the offsets of all messages, ``wrote_bytes``: total size.
+    For a batch, ``physical_offsets`` has the offsets of all its messages, and ``wrote_bytes`` is
+    their total size.
     """
 
     status: str
@@ -145,12 +150,12 @@ class PutResult(msgspec.Struct, gc=False):
 
     @property
     def stored(self) -> bool:
-        """True if the message is in the log, even if flush or replication timed out."""
+        """Whether the message is in the log, even if flush or replication timed out."""
         return self.physical_offset is not None
 
     @property
     def msg_id(self) -> str | None:
-        """The offset message id; for a batch all ids, joined by commas."""
+        """The offset message id; for a batch, the ids of all messages, joined by commas."""
         if self.physical_offset is None or self.store_host is None:
             return None
         if not self.physical_offsets:
@@ -163,5 +168,5 @@ class PutResult(msgspec.Struct, gc=False):
 
 
 def refused(status: str, reason: str) -> PutResult:
-    """Return the result of a refused put."""
+    """Return the result of a message that is rejected."""
     return PutResult(status, msg_num=0, reason=reason)

@@ -1,9 +1,9 @@
-"""Put single messages: admission, rewriting, encoding, the queue's counter.
+"""Put single messages: admission, rewriting, encoding, and the counter of the queue.
 
-With the compiled kernel, `SingleMessages.put_all` puts ordinary messages by column (`columns`):
+With the kernel extension, `SingleMessages.put_all` puts ordinary messages by column (`columns`):
 their topics, flags and hosts were checked before, and their numbers and texts cannot be invalid.
-`SingleMessages.put` has all steps, for all other messages. A test ensures that both write the same
-bytes.
+`SingleMessages.put` performs all steps, for any other message. A test ensures that both methods
+write the same bytes.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
 from rmqctl.kernel import active
 
 TopicQueueTable = dict[tuple[str, int], int]
-"""The next queue offset of each (topic, queue id)."""
+"""For each (topic, queue id): the next queue offset."""
 
 _MAX_KINDS = 8192
-"""Maximum number of cached kinds of records."""
+"""Maximum number of cached `Kind` objects."""
 _FEW = 16
-"""Maximum number of messages that are put one by one, which is faster than by column."""
+"""Number of messages below which they are put one by one, which is then faster than by column."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
-"""The stored bytes of each length of properties."""
+"""For each possible length of properties: its stored bytes."""
 
 KindKey = tuple[str, int, Host | None, Host | None]
 
 
 class SingleMessages:
-    """The put path of single messages for a configuration. Not thread-safe."""
+    """The put path of single messages for one configuration. Not thread-safe."""
 
     def __init__(self, settings: Settings, encoder: Encoder, cursor: AppendCursor,
                  table: TopicQueueTable, is_batch_topic: Callable[[str], bool],
@@ -74,9 +74,9 @@ class SingleMessages:
 
     def put_all(self, messages: Sequence[Outgoing], results: list[PutResult], *,
                 stop: bool) -> None:
-        """Put messages in order and append a result for each.
+        """Put messages in order, and append a result for each.
 
-        With ``stop`` the first refused message ends the group, and its result is the last.
+        With ``stop``, the first rejected message ends the group, and its result is the last one.
         """
         kernel = active()
         columns = None if kernel is None or len(messages) < _FEW else (
@@ -94,7 +94,9 @@ class SingleMessages:
                 break
 
     def _columns(self, messages: Sequence[Outgoing], kernel: ModuleType) -> Columns | None:
-        """Return the messages by column; None if a value fits no field."""
+        """Return the messages by column; None if a message has a value that does not fit its
+        field.
+        """
         try:
             return Columns(messages, kernel, self._lanes, self._rules.concerns, self._body_limit,
                            self._record_limit)
@@ -102,9 +104,10 @@ class SingleMessages:
             return None
 
     def _put_ordinary(self, columns: Columns, number: int, results: list[PutResult]) -> int:
-        """Put ordinary messages from ``number``; return the number of the first that is not put.
+        """Put ordinary messages from ``number`` on; return the number of the first message that was
+        not put.
 
-        This stops at the end of a file and at a message that needs a single put.
+        This method stops at the end of a file, and before a message that must be put alone.
         """
         cursor, stop = self._cursor, columns.ordinary_until(number)
         if stop - number < _FEW:
@@ -130,7 +133,7 @@ class SingleMessages:
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:
-        """Put any message, and return its result."""
+        """Put a message of any kind, and return its result."""
         settings, cursor, table = self._settings, self._cursor, self._table
         # Admission.
         wrong = admission.check_message(message, settings, hooks=settings.broker_checks)
@@ -187,7 +190,9 @@ class SingleMessages:
         return PutResult(PUT_OK, physical, size, queue_offset, inner, now, store_host)
 
     def _kind_of(self, message: Outgoing) -> Kind:
-        """Return the common parts of records with this topic, flags and hosts, which are valid."""
+        """Return what records with this topic, flags and hosts have in common; these values are
+        valid.
+        """
         key = message.topic, message.sys_flag, message.born_host, message.store_host
         cached = self._kinds.get(key)
         if cached is not None:
@@ -205,7 +210,8 @@ class SingleMessages:
         return kind
 
     def _ordinary_kind(self, lane: LaneKey) -> Kind | None:
-        """Return the common parts of a lane's ordinary messages; None if it has no such messages.
+        """Return what the ordinary messages of a lane have in common; None if the messages of the
+        lane must be put one by one.
         Raises: TypeError for a value that is not a number.
         """
         topic, queue_id, sys_flag, born_host, store_host = lane
@@ -220,7 +226,9 @@ class SingleMessages:
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:
-    """Return the result for a record of ``size`` bytes that no commitlog file can contain."""
+    """Return the result for a record of ``size`` bytes, which is too large for a commitlog file;
+    None if the record fits.
+    """
     if size + BLANK_SIZE > settings.commitlog_file_size:
         return refused(MESSAGE_ILLEGAL, f"a record of {size} bytes does not fit into a "
                        f"commitlog file of {settings.commitlog_file_size}")

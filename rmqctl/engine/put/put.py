@@ -1,13 +1,14 @@
 """The put path: write messages as records to the end of the log (spec: recovery.md §7-§10).
 
-The messages of a group are encoded into a contiguous range of bytes per commitlog file and written
-at once. The steps for each message are in a broker's order: admission, rewriting, queue offset,
-encoding, space in the file or the END_OF_FILE blank, append, the queue's counter.
+The messages of a group are encoded into one contiguous range of bytes for each commitlog file,
+which is written at once. The steps for each message are in a broker's order: check the message,
+rewrite it, assign its queue offset, encode it, close the file with an END_OF_FILE record if the
+space is too small, append, advance the counter of the queue.
 
 Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
-Only values that depend on the place change: the physical offset, and a queue offset that would not
-continue its queue. Brokers misplace or drop a row whose queue offset leaves a gap or is before the
-end of its queue (spec: consumequeue.md §4).
+Only values that depend on the position change: the physical offset, and a queue offset that would
+not continue its queue. Brokers misplace or drop an entry whose queue offset leaves a gap or is
+before the end of its queue (spec: consumequeue.md §4).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _MULTI_OFFSETS = props.MULTI_QUEUE_OFFSET.encode()
 
 @dataclass(slots=True)
 class PlacedRecord:
-    """A record with its final queue offset, but not yet with a physical offset."""
+    """A record that has its final queue offset, but no physical offset yet."""
 
     record: Record
     size: int
@@ -64,19 +65,21 @@ class PlacedRecord:
 
 
 class Recorder:
-    """Assigns queue offsets after the ends of the queues to recorded messages."""
+    """Assigns to recorded messages the queue offsets that follow the ends of the queues."""
 
     def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False, *,
                  inner_batches: bool = True, lmq: bool = True) -> None:
         self._table, self._keep, self._inner_batches = table, keep_offsets, inner_batches
         self._lmq = lmq
         self.renumbered = 0
-        """Number of rows whose queue offset differs from the recorded one."""
+        """Number of entries whose queue offset differs from the recorded one."""
         self.misplaced = 0
-        """Number of rows that kept a queue offset that does not continue the queue."""
+        """Number of entries that kept a queue offset that does not continue the queue."""
 
     def place(self, record: Record) -> PlacedRecord:
-        """Set version, CRC and queue offsets of a record, which is changed."""
+        """Set the version, the CRC and the queue offsets in a record; ``record`` itself is
+        changed.
+        """
         # Missing version and CRC.
         if not record.magic:
             record.magic = magic_for(record.topic)
@@ -104,7 +107,9 @@ class Recorder:
         return PlacedRecord(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
-        """Return the queue offset of a row: the given one, unless the queue ends elsewhere."""
+        """Return the queue offset of an entry: the given one, unless it does not continue the
+        queue.
+        """
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):
             return expected or 0
@@ -112,7 +117,9 @@ class Recorder:
         return given
 
     def _inner_batch(self, record: Record, moved: bool) -> int:
-        """Return the number of queue offsets of an inner batch; update its base."""
+        """Return the number of queue offsets that an inner batch needs; update its first queue
+        offset if the batch has moved.
+        """
         properties = props.parse(_text(record.properties))
         if moved and props.INNER_BASE in properties:
             record.properties = _with_value(record.properties, _INNER_BASE,
@@ -121,7 +128,9 @@ class Recorder:
         return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
     def _multi_dispatch(self, record: Record, counters: dict[tuple[str, int], int]) -> bool:
-        """Set the offsets in further queues; return whether they had to change."""
+        """Set the queue offsets of a message in further queues; return whether any of them
+        changed.
+        """
         properties = props.parse(_text(record.properties))
         names = properties.get(props.MULTI_DISPATCH, "").split(",")
         given = properties.get(props.MULTI_QUEUE_OFFSET, "").split(",")
@@ -144,7 +153,9 @@ class Recorder:
         return True
 
     def encode(self, placed: PlacedRecord, physical: int) -> bytes:
-        """Return the bytes for a physical offset, and advance the queues' counters."""
+        """Return the bytes of the record at a physical offset, and advance the counters of its
+        queues.
+        """
         record = placed.record
         moved = placed.moved or physical != record.physical_offset
         record.total_size, record.physical_offset = placed.size, physical
@@ -165,7 +176,7 @@ def _prefixed(topic: bytes, magic: int) -> bytes:
 
 
 def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
-    """Return properties with another value of ``name``."""
+    """Return the properties with the value of ``name`` replaced."""
     separator = props.PROPERTY_SEPARATOR.encode()
     start = name + props.NAME_VALUE_SEPARATOR.encode()
     return separator.join(start + value.encode() if part.startswith(start) else part
@@ -176,17 +187,18 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
 
 
 def stretches(messages: Sequence[Message]) -> Iterable[tuple[type, Sequence[Message]]]:
-    """Return the messages in order, with neighbours of the same type grouped."""
+    """Return the messages in order; adjacent messages of the same type are grouped."""
     if isinstance(messages, OutgoingList) or set(map(type, messages)) == {Outgoing}:
         return [(Outgoing, messages)]
     return ((kind, list(stretch)) for kind, stretch in groupby(messages, type))
 
 
 class PutPath:
-    """Encodes and appends messages. Not thread-safe: the engine's put lock guards it.
+    """Encodes messages and appends them to the log. Not thread-safe: the engine's put lock guards
+    it.
 
-    ``begin`` is called before the first byte is written. ``keep_queue_offsets``: keep the queue
-    offsets of recorded messages even if they do not continue the queue.
+    ``begin`` is called before the first byte is written. ``keep_queue_offsets``: whether recorded
+    messages keep their queue offsets even if these do not continue the queue.
     """
 
     def __init__(self, settings: Settings, log: AppendLog, table: TopicQueueTable,
@@ -205,7 +217,7 @@ class PutPath:
 
     @property
     def last_timestamp(self) -> int:
-        """Store time (ms) of the last record, or 0."""
+        """Store time (ms) of the last record; 0 if there is none."""
         return self._cursor.last_timestamp
 
     @last_timestamp.setter
@@ -214,10 +226,11 @@ class PutPath:
 
     def put(self, messages: Sequence[Message], *,
             stop: bool = False) -> tuple[list[PutResult], list[RecordRun]]:
-        """Append a group in order; return (a result for each message, the written runs).
+        """Append a group in order; return (a result for each message, sequences of written
+        records).
 
-        A refused message is not written and does not stop the others, unless ``stop``: then its
-        result is the last. After a StoreIOError nothing is acknowledged.
+        A rejected message is not written. The messages after it are still put, unless ``stop``:
+        then its result is the last one. After a StoreIOError, no message is acknowledged.
         """
         self._cursor.start()
         results: list[PutResult] = []
@@ -233,7 +246,7 @@ class PutPath:
 
     def _put_others(self, messages: Iterable[Message], results: list[PutResult], *,
                     stop: bool) -> None:
-        """Put batches and recorded messages; with ``stop`` up to the first refused one."""
+        """Put batches and recorded messages; with ``stop``, only up to the first rejected one."""
         for message in messages:
             results.append(self._put_batch(message) if isinstance(message, OutgoingBatch) else
                            self._put_recorded(message))  # type: ignore[arg-type]
@@ -241,7 +254,7 @@ class PutPath:
                 return
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
-        """Put a batch as records in a single file, and return its result."""
+        """Put a batch as records in the same file, and return its result."""
         settings, encoder, cursor = self.settings, self._encoder, self._cursor
         # Admission, and a broker's changes to the batch.
         wrong = admission.check_batch(batch, settings, hooks=settings.broker_checks)
@@ -286,7 +299,7 @@ class PutPath:
                          physical_offsets=tuple(positions))
 
     def _put_recorded(self, record: Record) -> PutResult:
-        """Put a recorded message; only values that depend on its place change."""
+        """Put a recorded message; only values that depend on its position change."""
         # Admission: refuse a record that could not be read back.
         wrong = admission.check_record(record, self.settings)
         if (wrong is None and record.sys_flag & INNER_BATCH
@@ -323,7 +336,7 @@ class PutPath:
 
 
 class Putting(Closing):
-    """The common interface of an engine and its dry run."""
+    """The interface that an engine and its dry run share."""
 
     _path: PutPath
 
@@ -332,15 +345,17 @@ class Putting(Closing):
         raise NotImplementedError
 
     def put(self, message: Message) -> PutResult:
-        """Put a message, batch or recorded message. With ``flush=sync`` it is then on disk."""
+        """Put a message, a batch or a recorded message. With ``flush=sync`` it is on disk when this
+        returns.
+        """
         return self.put_many([message])[0]
 
     @property
     def renumbered(self) -> int:
-        """Number of recorded messages whose queue offset changed."""
+        """Number of recorded messages that got another queue offset."""
         return self._path.recorder.renumbered
 
     @property
     def misplaced(self) -> int:
-        """Number of recorded messages whose queue offset does not continue the queue."""
+        """Number of recorded messages that kept a queue offset that does not continue the queue."""
         return self._path.recorder.misplaced

@@ -1,10 +1,10 @@
-"""Changes that a broker makes to a message before it is encoded (spec: recovery.md §9,
+"""The changes that a broker makes to a message before it is encoded (spec: recovery.md §9,
 timer-and-others-5x.md §1.1, consumequeue.md §9-§10, commitlog.md §5.4).
 
-All changes rebuild the properties string from the parsed map, in the map's order; a message without
-changes keeps its string. `Rewriter` applies the steps in order.
+Each change rebuilds the properties string from the parsed map, in the map's order; a message
+without changes keeps its string. `Rewriter` applies the changes in a broker's order.
 
-A disabled timer wheel and its flow control are not modelled (both need the wheel).
+rmqctl has no timer wheel, so a disabled wheel and the flow control of the wheel are not imitated.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ _JAVA_BLANK = re.compile(r"[^\S\x85\xa0\u2007\u202f]*")
 _I64 = 1 << 63
 
 QueueKey = tuple[str, int]
-"""(topic, queue id) of a counter."""
+"""(topic, queue id) as the key of a queue's counter."""
 M = TypeVar("M", Outgoing, OutgoingBatch)
 
 
 @dataclass(slots=True)
 class Rewritten:
-    """A message as it is stored.
+    """A message in the form in which it is stored.
 
-    ``message_number``: number of its queue offsets. ``advancing``: the counters of other queues
-    that advance by one when it is stored (a key may occur twice). ``multi_dispatch``: its
-    properties contain offsets of other queues, and its sizes were checked.
+    ``message_number``: number of queue offsets that it uses. ``advancing``: the other queues whose
+    counters advance by one when the message is stored (a queue may occur twice).
+    ``multi_dispatch``: whether its properties contain offsets in other queues; then its sizes were
+    checked.
     """
 
     message: Outgoing
@@ -64,18 +65,22 @@ class Rewritten:
 
 
 def is_blank(text: str | None) -> bool:
-    """Return commons-lang's ``isBlank``: null, or only Java whitespace."""
+    """Return the result of ``isBlank`` in commons-lang: whether a text is None or has only Java
+    whitespace.
+    """
     return text is None or _JAVA_BLANK.fullmatch(text) is not None
 
 
 def delete_property(properties: str, name: str) -> str:
-    """Return the string without a property, otherwise unchanged."""
+    """Return a properties string without the property ``name``; all else is unchanged."""
     return re.sub(f"(?:^|(?<=\x02)){re.escape(name)}\x01[^\x02]*(?:\x02|$)", "", properties,
                   flags=re.DOTALL)
 
 
 def batch_properties(own: str, shared: str) -> bytes:
-    """Return the stored properties of a message of a batch: its own and the batch's."""
+    """Return the stored properties of a message in a batch: its own, followed by those of the
+    batch.
+    """
     first, second = raw_text(own), raw_text(shared)
     if first and second and not first.endswith(_SEPARATOR):
         first += _SEPARATOR
@@ -83,7 +88,9 @@ def batch_properties(own: str, shared: str) -> bytes:
 
 
 def moved(message: M, properties: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
-    """Move the message to another topic and queue; keep its own in ``REAL_TOPIC``/``REAL_QID``."""
+    """Move the message to another topic and queue; keep the original ones in ``REAL_TOPIC`` and
+    ``REAL_QID``.
+    """
     properties.put(props.REAL_TOPIC, message.topic)
     properties.put(props.REAL_QUEUE_ID, str(message.queue_id))
     return _rebuilt(replace(message, topic=topic, queue_id=queue_id), properties, settings)
@@ -95,7 +102,9 @@ def _rebuilt(message: M, properties: JavaMap, settings: Settings) -> M:
 
 
 def delay_rewrite(message: M, properties: JavaMap, level: int, settings: Settings) -> M:
-    """Move the message to the schedule topic; a level beyond the highest becomes the highest."""
+    """Move the message to the schedule topic; a level above the highest one is set to the highest
+    one.
+    """
     highest = delay_table(settings.message_delay_level).max_level
     if level > highest:
         properties.put(props.DELAY, str(level := highest))
@@ -115,11 +124,11 @@ def _deliver_time(properties: JavaMap, now: int) -> int:
 
 
 def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Move the message to the timer topic, due at a multiple of the precision, unless it is already
-    due.
+    """Move the message to the timer topic, unless it is already due. Its due time is set to the
+    previous multiple of the precision.
 
-    ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is invalid or too far
-    in the future, and for a delete request that is too late.
+    ``now``: the broker's clock in ms. The result is WHEEL_TIMER_MSG_ILLEGAL for a time that is
+    invalid or too far in the future, and for a delete request that is too late.
     """
     try:
         time = _deliver_time(properties, now)
@@ -139,9 +148,11 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
 
 
 def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Apply the delay or timer rewrite that the message requests, if any.
+    """Delay the message as its properties request, if they do: move it to the schedule topic or the
+    timer topic.
 
-    A message that is already in the schedule topic, which a broker never receives, stays there.
+    A message whose topic is already the schedule topic, which a broker never receives, is not
+    moved.
     """
     if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
         return message
@@ -161,7 +172,7 @@ def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M
 
 def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
                 offset: int) -> tuple[Outgoing, int]:
-    """Return (inner batch with its first queue offset, number of its queue offsets).
+    """Return (inner batch with its first queue offset, number of queue offsets that it uses).
     Raises: ValueError for an invalid number.
     """
     text = properties.get(props.INNER_NUM)
@@ -173,7 +184,7 @@ def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
 
 
 def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings) -> bool:
-    """Return whether the message gets offsets of other queues."""
+    """Return whether the message gets queue offsets in other queues."""
     if is_blank(properties.get(props.MULTI_DISPATCH)):
         return False
     if settings.profile.multi_dispatch_any_queue:
@@ -183,7 +194,7 @@ def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Setti
 
 
 def _names(properties: JavaMap) -> list[str]:
-    """Return the queue names, without empty names at the end, like Java's ``split``."""
+    """Return the names of the queues, like Java's ``split`` without empty names at the end."""
     names = (properties.get(props.MULTI_DISPATCH) or "").split(",")
     while names and not names[-1]:
         names.pop()
@@ -192,13 +203,14 @@ def _names(properties: JavaMap) -> list[str]:
 
 def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
                    table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
-    """Return the message with its offsets in the queues that it names.
+    """Return the message with its queue offsets in the queues that its properties name.
 
-    4.9.3: every queue has an offset, LMQs as queue 0 (with ``lmq``), others under the message's own
-    queue id; a queue named twice advances by one; ``WAIT`` is not stored. 5.3.3: only LMQs have an
-    offset, others an empty entry; a queue named twice advances by two; counters advance for all
-    transaction types. Unlike a broker, refuse (MESSAGE_ILLEGAL) a queue that cannot be a folder,
-    and empty entries that would stop a broker's dispatch forever.
+    4.9.3: the message gets an offset in every named queue: LMQs (with ``lmq``) have the queue id 0,
+    other queues that of the message. A queue that is named twice advances by one. ``WAIT`` is not
+    stored. 5.3.3: the message gets an offset only in LMQs, and an empty item for other queues. A
+    queue that is named twice advances by two. The counters advance for all transaction types.
+    Unlike a broker, rmqctl rejects (MESSAGE_ILLEGAL) a queue that cannot be a folder, and empty
+    items that would stop a broker's dispatch forever.
     """
     any_queue = settings.profile.multi_dispatch_any_queue
     names, keys, offsets = _names(properties), [], []
@@ -230,7 +242,7 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
 
 
 class Rewriter:
-    """All rewrites of a configuration."""
+    """Applies all changes that a configuration requires."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -240,16 +252,16 @@ class Rewriter:
         delay_table(settings.message_delay_level)
 
     def concerns(self, message: Outgoing) -> bool:
-        """Return whether a step may apply; if not, the message is stored unchanged."""
+        """Return whether the message may need a change; if not, it is stored unchanged."""
         text = message.properties
         return ("DELAY" in text or "INNER_" in text or (self._timer and "TIMER_D" in text)
                 or bool(message.sys_flag & INNER_BATCH) or (self._crc and props.CRC32 in text))
 
     def apply(self, message: Outgoing, now: int, table: Mapping[QueueKey, int],
               is_batch_topic: Callable[[str], bool]) -> Rewritten | PutResult:
-        """Return the rewritten message, or the result if it is refused.
+        """Return the changed message; if the message is rejected, its result.
 
-        ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
+        ``now``: store time in ms. ``table``: the next offset of each queue; it is not changed.
         """
         # Check inner batches before and after scheduling, which can change topic and properties.
         settings = self._settings
@@ -306,7 +318,9 @@ class Rewriter:
                                      multi_dispatch=multi_dispatch)
 
     def apply_batch(self, batch: OutgoingBatch, now: int) -> OutgoingBatch | PutResult:
-        """Rewrite a batch: rebuild its own string, move a timer batch to the timer topic."""
+        """Return a batch with its own properties string rebuilt; a batch of timer messages is moved
+        to the timer topic.
+        """
         settings = self._settings
         properties = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
         changed = schedule(batch, properties, now, settings)

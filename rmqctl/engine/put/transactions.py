@@ -1,5 +1,5 @@
-"""Messages that a broker puts at the end of a transaction: committed messages and op messages
-(spec: recovery.md §10).
+"""The messages that a broker puts at the end of a transaction: the committed message and an op
+message (spec: recovery.md §10).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 
 
 def rebuilt(record: Record, settings: Settings, **more: str) -> str:
-    """Return a half message's properties as a broker rebuilds them, with ``more`` properties."""
+    """Return the properties string of a half message as a broker rebuilds it, with the properties
+    ``more`` added.
+    """
     properties = JavaMap.from_properties(java_text(record.properties),
                                          settings.profile.map_capacity)
     for name, value in more.items():
@@ -30,7 +32,9 @@ def rebuilt(record: Record, settings: Settings, **more: str) -> str:
 
 
 def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the target (topic, queue id) of a half message, or None if it has none."""
+    """Return the (topic, queue id) to which a half message will be committed; None if its
+    properties name no valid one.
+    """
     topic, queue = properties.get(props.REAL_TOPIC, ""), properties.get(props.REAL_QUEUE_ID, "")
     if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
         return None
@@ -38,7 +42,9 @@ def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def committed(record: Record, properties: Mapping[str, str], settings: Settings) -> Outgoing | None:
-    """Return the message that a commit puts; None if the half message has no target."""
+    """Return the message that a commit puts; None if the half message names no valid topic and
+    queue.
+    """
     place = target(properties)
     if place is None:
         return None
@@ -49,7 +55,7 @@ def committed(record: Record, properties: Mapping[str, str], settings: Settings)
 
 
 def op_message(body: str, settings: Settings, now: int, host: Host, queue_id: int = 0) -> Outgoing:
-    """Return an op message, born at ``now`` (ms)."""
+    """Return an op message (the note that a transaction has ended), born at ``now`` (ms)."""
     properties = JavaMap()  # as in a client's message
     properties.put(props.TAGS, ENDED)
     properties.put("WAIT", "true")
