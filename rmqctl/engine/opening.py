@@ -123,7 +123,7 @@ class RecordedRun:
     first one.
 
     ``last_row``: (topic, queue id, queue offset, physical offset) of the last record for which a
-    broker writes a consumequeue entry; None if there is no such record.
+    broker writes a consumequeue entry; None without such a record.
     """
 
     base: int

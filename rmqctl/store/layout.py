@@ -74,7 +74,7 @@ class Layout:
     config: ConfigLayout
     controller: bool = False
     member: bool = False
-    """Whether the log is that of a single DLedger node, with its index and checkpoint."""
+    """True if the log is that of a single DLedger node, with its index and checkpoint."""
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()

@@ -120,11 +120,11 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What options and configuration files say about a store. Sizes are from ``conf`` (the broker's
-    own configuration file) or from an option, which has priority; None: determined from the files.
-    ``largest_record``: the maximum size of a record of the log. ``folders_given``: whether an
-    option names the log's folders; ``decided``: whether a broker opens exactly these folders, even
-    if others exist.
+    """The settings of a store that options and configuration files give. Sizes are from ``conf``
+    (the broker's own configuration file) or from an option, which has priority; None: determined
+    from the files. ``largest_record``: the maximum size of a record of the log. ``folders_given``:
+    whether an option names the log's folders; ``decided``: whether a broker opens exactly these
+    folders, even if others exist.
     """
 
     commitlog_file: int | None = None
@@ -597,7 +597,7 @@ class Store(Closing):
 
     @cached_property
     def light_queues(self) -> LightQueues:
-        """What is known about the light queues of the store; `leads` checks their entries."""
+        """The known facts about the light queues of the store; `leads` checks their entries."""
         from rmqctl.store.queue.light_queues import light_queues_of
 
         settings = self.remembered | self.sizes.conf.values

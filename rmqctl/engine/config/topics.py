@@ -150,7 +150,7 @@ class Topics(ConfigTable):
 
     file, table_name = NAME, TABLE
     makes = True
-    """Whether topics are created when a message for them arrives (autoCreateTopicEnable)."""
+    """True if topics are created when a message for them arrives (autoCreateTopicEnable)."""
 
     # -- reading ------------------------------------------------------------------------------
 

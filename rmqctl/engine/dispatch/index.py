@@ -73,7 +73,7 @@ class IndexFileWriter:
         self._pending = 0
         self.most_pending = MAX_PENDING
         self.touched = False
-        """Whether anything was written since the file was opened."""
+        """True if anything was written since the file was opened."""
 
     @classmethod
     def create(cls, path: str, shape: IndexShape, pool: FilePool,

@@ -308,7 +308,8 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""The number that stands for all queues whose entries are skipped."""
+"""The number that `QueueSet.number` returns for every queue that is not written, whose entries
+are skipped."""
 
 
 @dataclass(slots=True)

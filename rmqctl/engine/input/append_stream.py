@@ -219,7 +219,7 @@ class LineFault(NamedTuple):
 
 @dataclass(slots=True)
 class AppendTally:
-    """What a run has done so far; offsets are physical, sizes are in bytes."""
+    """The progress of a run; offsets are physical, sizes are in bytes."""
 
     messages: int = 0
     bytes_written: int = 0
@@ -409,9 +409,7 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Return the number of bytes left in the current file; if there is no file, the file
-        size.
-        """
+        """Return the number of bytes left in the current file; without a file, the file size."""
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:

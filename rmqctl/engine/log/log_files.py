@@ -90,9 +90,7 @@ class LogFiles:
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Return the number of bytes left in the current file; if there is no file, the file
-        size.
-        """
+        """Return the number of bytes left in the current file; without a file, the file size."""
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 

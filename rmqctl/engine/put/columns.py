@@ -40,7 +40,7 @@ LaneKey = tuple[str, int, int, Host | None, Host | None]
 
 
 class Kind(NamedTuple):
-    """What records with the same topic, flags and hosts have in common."""
+    """The values that records with the same topic, flags and hosts have in common."""
 
     magic: int
     topic: bytes

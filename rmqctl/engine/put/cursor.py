@@ -31,9 +31,7 @@ class AppendLog(Protocol):
         """The physical offset of the next byte."""
 
     def room(self) -> int:
-        """Return the number of bytes left in the current file; if there is no file, the file
-        size.
-        """
+        """Return the number of bytes left in the current file; without a file, the file size."""
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the parts at ``position``; in an empty log, create the first file."""

@@ -115,8 +115,8 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
 
 
 class _Plan(NamedTuple):
-    """How to join properties with certain names; it contains everything that does not depend on
-    their values.
+    """A plan for joining properties with certain names: everything that does not depend on their
+    values.
     """
 
     parts: tuple[str, ...]

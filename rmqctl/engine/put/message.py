@@ -150,7 +150,7 @@ class PutResult(msgspec.Struct, gc=False):
 
     @property
     def stored(self) -> bool:
-        """Whether the message is in the log, even if flush or replication timed out."""
+        """True if the message is in the log, even if flush or replication timed out."""
         return self.physical_offset is not None
 
     @property

@@ -28,7 +28,7 @@ reason) if it is damaged."""
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """How to read units of one kind. ``judge(unit, number, target)`` checks a unit; ``extra``:
+    """The reader of units of one kind. ``judge(unit, number, target)`` checks a unit; ``extra``:
     columns in addition to the unit's fields.
     """
 

@@ -35,9 +35,9 @@ _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
 
 
 class GroupTrack(NamedTuple):
-    """How far one group is in one queue of the message. ``position``: the next queue offset that
-    the group reads in this queue, None if unknown. ``detail``: an explanation that the state's name
-    does not give.
+    """The progress of one group in one queue of the message. ``position``: the next queue offset
+    that the group reads in this queue, None if unknown. ``detail``: an explanation that the state's
+    name does not give.
     """
 
     group: str

@@ -23,7 +23,7 @@ class EntryPlace(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
-    """What is known about an opened index file and does not change."""
+    """The facts about an opened index file that do not change."""
 
     path: str
     shape: IndexShape
@@ -36,7 +36,7 @@ class AllIndexEntries:
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
         self.unknown = False
-        """Whether a file has entries that cannot be read, because of a bad sector or an unknown
+        """True if a file has entries that cannot be read, because of a bad sector or an unknown
         shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []

@@ -44,7 +44,7 @@ class View:
         self._bounds: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
-        """Whether topics that a broker reads from a compaction log are read from that log."""
+        """True if topics that a broker reads from a compaction log are read from that log."""
 
     @cached_property
     def log_end(self) -> int | None:

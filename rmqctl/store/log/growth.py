@@ -94,9 +94,9 @@ class GrowingLog:
         self._idle: _Idle | None = None
         self._reported: int | None = None
         self.torn = False
-        """Whether incomplete data follows the end of the last `advance`."""
+        """True if incomplete data follows the end of the last `advance`."""
         self.stuck = False
-        """Whether that incomplete data has not changed for `PATIENCE`, and no complete record
+        """True if that incomplete data has not changed for `PATIENCE`, and no complete record
         follows it."""
 
     def files(self) -> list[StoreFile]:
