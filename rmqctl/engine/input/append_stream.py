@@ -84,7 +84,8 @@ class AppendSession:
                    "offsets of the queues here")
         if misplaced:
             yield (f"{misplaced} messages kept a queue offset that is not the next one of their "
-                   "queue: consumers will not find them there, or find others moved")
+                   "queue: consumers do not find them at this offset, or find later messages at "
+                   "other offsets")
 
     @property
     def remarks(self) -> Iterator[str]:
