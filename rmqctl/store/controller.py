@@ -104,7 +104,9 @@ def read_identity(store: Store) -> BrokerIdentity | None:
 
 
 def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
-    """Return the `info` fields of the controller mode; None for a store without it."""
+    """Return the `info` fields of the controller mode; None for a store that was not in that
+    mode.
+    """
     identity, file = read_identity(store), read_epochs(store)
     if not store.layout.controller and identity is None:
         return None

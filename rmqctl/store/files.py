@@ -42,9 +42,10 @@ class StoreFile:
     size: int
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
-    """For a file of the log: further evidence of the positions of its records."""
+    """For a file of the log: additional evidence on the positions of its records."""
     head: int = 0
-    """For a file of the log: bytes before each record, that is, the header of a DLedger entry."""
+    """For a file of the log: number of bytes before each record, in which a DLedger log has the
+    entry header."""
 
     @property
     def end(self) -> int:
@@ -165,8 +166,8 @@ def _is_name(name: str, digits: int) -> bool:
 def common_size(files: list[StoreFile]) -> int | None:
     """Return the file size of a structure, determined from its files; None without files.
 
-    The difference between adjacent names comes first, because it is right even if a file has the
-    wrong length; then the most frequent length.
+    The difference between adjacent names has priority, because it is right even if a file has the
+    wrong length. Without it, the most frequent length is used.
     """
     if len(files) < 2:
         return files[0].size or None if files else None

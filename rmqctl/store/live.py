@@ -168,12 +168,12 @@ def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """Return the files of a queue without the last entries, which point to messages after the
-    snapshot.
+    """Return the files of a queue, limited to the entries before those that point to messages after
+    the snapshot.
 
     Entries that point beyond the current end of the log are kept, so that they can be reported:
-    they point to no message. ``current_end(offset)`` returns the current end, or any earlier end
-    that is after ``offset``. Unreadable files are not changed.
+    they point to no message. ``current_end(offset)`` returns the current end of the log, or an
+    earlier result if that is greater than ``offset``. Unreadable files are not changed.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -201,8 +201,8 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
 
 
 def _last_rows(file: StoreFile, unit: np.dtype[np.void]) -> tuple[int, Array]:
-    """Return (bytes up to and including the last nonzero unit, the units of the last page before
-    that end).
+    """Return (bytes up to and including the last nonzero unit, the units of the page that ends
+    there).
     """
     with FileSource(file.path) as source:
         end = used_size(source)

@@ -31,12 +31,12 @@ FOLDERS = frozenset({
     COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
     "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
     "tiered_index_file", "conf"})
-"""Names of folders of a store that never contain further files of the log, like `COMMITLOG`."""
+"""Names of the standard folders of a store. No further folder of the log has one of these names."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Maximum number of entries of a folder that are read to recognize it as a log folder, which
+"""Maximum number of entries of a folder that are examined to recognize a log folder: such a folder
 contains only log files.
 """
 _MAX_CONFIGURATION = 1 << 20

@@ -46,8 +46,8 @@ class Page(ABC):
 
     @abstractmethod
     def numbers(self, name: str) -> Array:
-        """Return a number field (one of `INTEGERS`, int64, or ``magic``) or ``crc_ok`` (bool) of
-        each message.
+        """Return one field of each message: a number field (one of `INTEGERS`, int64, or ``magic``)
+        or ``crc_ok`` (bool).
         """
 
     @abstractmethod

@@ -48,7 +48,7 @@ class Growth:
     """The growth of a log. ``first``, ``last``: the store times (ms) of the first and last message;
     ``bytes``: the bytes of the log between them; ``per_day``: bytes per day. ``recent_per_day``:
     bytes per day since ``recent_from``, the start of the last file that begins a day or more before
-    the end. None if the times are less than a minute apart.
+    the end. A rate is None if its two times are less than a minute apart.
     """
 
     first: int | None = None
@@ -66,8 +66,8 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """The disk usage of a store. ``topics``: the usage of each topic; None if it is unknown, for
-    the reason in ``not_told``.
+    """The disk usage of a store. ``topics``: the usage of each topic; None if it is unknown.
+    ``not_told``: the reason.
     """
 
     items: list[Item]

@@ -177,8 +177,8 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
 
 
 def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[StoreFile]:
-    """Return the log files that may contain messages in the query's time range, by the store times
-    of their first records.
+    """Return the log files whose messages may be in the query's time range, judged by the store
+    times of their first records.
 
     If these times are not ascending, the clock is unreliable and all files are returned.
     """
@@ -222,8 +222,8 @@ def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row
     """Return a row for each group, in the order of the column ``sort``.
 
     By default, groups of times and sizes are sorted by key, other groups by the number of messages,
-    with the greatest number first; the group `OTHER` is last. ``share`` is relative to all
-    messages. A message with several keys belongs to several groups.
+    largest first; the group `OTHER` is last. ``share`` is relative to all messages. A message with
+    several keys belongs to several groups.
     """
     return _rows([({}, sums)], sums.by, tz, sort)
 
@@ -327,8 +327,8 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Add the sums of quarters of an hour since the epoch up to sums of the hours or days of a time
-    zone (keys in ms).
+    """Combine the sums for quarters of an hour since the epoch into sums for the hours or days of a
+    time zone (keys in ms).
     """
     by_start: dict[Key, list[Sums]] = {}
     for key, group in groups.items():

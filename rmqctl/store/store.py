@@ -262,7 +262,7 @@ class Store(Closing):
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The snapshot of a store that another process has opened, taken when it is first needed;
+        """The snapshot of the store if another process has it open, taken when it is first needed;
         otherwise None.
         """
         if self._moment is not None or self._current:
@@ -500,8 +500,8 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Give another view of the store what this one knows about queues and shapes of index
-        files. ``evidence``: also give it the evidence on record positions.
+        """Pass to another view of the store what this view knows about queues and about shapes of
+        index files. ``evidence``: whether to pass the evidence on record positions, too.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met

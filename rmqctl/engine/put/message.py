@@ -27,8 +27,8 @@ class Outgoing(msgspec.Struct, gc=False):
     """A message as it reaches ``putMessage``.
 
     ``properties``: the properties string (with lone surrogates for bytes that are not UTF-8, as in
-    `read`). A time that is None is set from the engine's clock, a host that is None from the
-    settings. ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
+    `read`). For None, a time is set from the engine's clock, a host from the settings.
+    ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
     """
 
     topic: str

@@ -15,7 +15,7 @@ from rmqctl.store.config.rows import rows_of
 from rmqctl.store.store import Store
 
 Commits = dict[tuple[str, str, int], int]
-"""Queue offsets by (group, topic, queue id)."""
+"""The committed queue offset for each (group, topic, queue id)."""
 _HEAD = 4096
 _MAX_QUEUE_ID = 2**31 - 1
 

@@ -155,7 +155,9 @@ class Lag:
             yield row
 
     def _counted(self, topic: str) -> int | None:
-        """Return the number of queues that a broker counts; None for an unknown topic."""
+        """Return the number of queues of a topic that a broker includes in the lag; None for an
+        unknown topic.
+        """
         if self._read_queues is not None and (self._all_known or topic in self._read_queues):
             return self._read_queues.get(topic)
         return max(self._queues(topic), default=-1) + 1

@@ -204,7 +204,7 @@ class Dump(Closing):
         return self.kind in _SINGLE
 
     def rows(self) -> Iterator[Row]:
-        """Yield the records, one row each, while they are read."""
+        """Yield a row for each record as soon as it is read."""
         return itertools.islice(_READERS[self.kind](self._target), self._target.options.count)
 
     def close(self) -> None:

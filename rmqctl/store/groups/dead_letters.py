@@ -88,9 +88,9 @@ def dead_letters(view: View, group: str, selection: Selection,
 
 
 class Requeued:
-    """The messages that were already requeued into a store. A property in each of them names its
-    dead letter. They are looked up by the unique key; without a unique key or index, the target
-    topic is read once.
+    """The messages that were already requeued into a store. Each of them has a property with the id
+    of its dead letter. They are looked up by the unique key; without a unique key or index, the
+    target topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

@@ -31,7 +31,8 @@ _DELAYED = (props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
 _COPIES = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 _INTERNAL = (*_DELAYED, props.HALF_TOPIC, props.OP_HALF_TOPIC)
 _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
-"""Prefixes of topics that few groups read; of the groups, only those that read them are listed."""
+"""Prefixes of topics that most groups do not read. For such a topic, only the groups that read
+it are listed."""
 
 
 class GroupTrack(NamedTuple):

@@ -82,7 +82,7 @@ class AllIndexEntries:
         return EntryPlace(number, position - self.starts[number] + 1)
 
     def read(self, position: int, count: int) -> Array:
-        """Return up to ``count`` entries from a position of the sequence (structured array)."""
+        """Return up to ``count`` entries, as a structured array, beginning at ``position``."""
         parts = []
         end = min(position + count, self.total)
         while position < end:

@@ -79,7 +79,8 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
                preferred: Iterable[IndexShape] = (), decision: Decided | None = None) -> IndexFile:
     """Open an index file and determine its shape with `rmqctl.store.index.shape`.
 
-    ``preferred``: shapes that other parts of the store suggest. ``decision``: an earlier result.
+    ``preferred``: shapes that other parts of the store suggest. ``decision``: the shape as it was
+    determined earlier, so that it need not be determined again.
 
     Raises: FormatError if the shape is unknown.
     """

@@ -211,8 +211,8 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry is the next one of the chain, and its own index and term are not
-        damaged.
+        """Return whether an entry is the next one of the chain, and its index and term agree with
+        the entry after it.
         """
         if not self._follows(link):
             return False
@@ -359,8 +359,8 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Return whether DLedger's index points from entry to entry without a gap, from the last entry
-    of the file before the last one up to byte ``used``.
+    """Return whether DLedger's index points from entry to entry, without a gap, up to byte
+    ``used``. The first of these entries is the last one of the file before the last file.
     """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:

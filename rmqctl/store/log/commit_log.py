@@ -241,7 +241,8 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class ProofWindow:
-    """Adjacent rows of a request. ``is_proved``: for each row, whether a complete record is proved.
+    """Adjacent records of a request. ``rows``: their numbers in the request; ``is_proved``: for
+    each of them, whether a complete record was found.
 
     ``batch`` has only the proved records, in the order of ``rows[is_proved]``; None if the file is
     missing or unreadable.
@@ -256,8 +257,8 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWind
     """Look up the records at ``offset`` (ascending, unique); ``size``: the number of bytes to read
     for each record.
 
-    Every row of the request is in exactly one window. A record that is larger than its ``size`` is
-    not found.
+    Every record of the request is in exactly one window. A record that is larger than its ``size``
+    is not found.
     """
     if not len(offset):
         return

@@ -39,10 +39,10 @@ class LogAndQueues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """``offset``: the physical offset after the last provable record, where the next record would
-    be appended.
+    """The end of a log. ``offset``: the physical offset after the last provable record, where the
+    next record would be appended.
 
-    ``last`` is that record (None in an empty log), ``troubles`` the unreadable files.
+    ``last``: the last provable record, None in an empty log; ``troubles``: the unreadable files.
     """
 
     offset: int

@@ -64,8 +64,8 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A position without new data. ``head``: the first bytes at the position; ``until``: the time
-    (by the clock) at which the files are listed again.
+    """A position without new data. ``head``: the first bytes at the position; ``until``: when (by
+    the clock) the files must be listed again.
     """
 
     file: StoreFile

@@ -96,7 +96,7 @@ class _Slot(Generic[T, R]):
 
 
 class _Crew(Generic[T, R]):
-    """The threads that work on the slots of ``todo``."""
+    """A group of threads that carry out the tasks in the slots of ``todo``."""
 
     def __init__(self, work: Callable[[T], R]) -> None:
         self.todo: SimpleQueue[_Slot[T, R] | None] = SimpleQueue()
@@ -130,8 +130,8 @@ class _Crew(Generic[T, R]):
 
 def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
            stop: stopping.Stop) -> None:
-    """Run a thread. It has no reference to its crew, so that the crew is released when no caller
-    needs it.
+    """Carry out tasks until the group of threads ends. A thread has no reference to its group, so
+    that the group is released when no caller needs it.
     """
     # Ctrl-C and SIGTERM belong to the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -315,8 +315,8 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness, except for queue offsets learned from earlier files: to read
-    one file for them would require reading the file before it, and so on back to the first.
+    """The evidence of another witness, without queue offsets from earlier files. To read one file,
+    such offsets would require reading the file before it, and so on, back to the first file.
     """
 
     def __init__(self, witness: StoreWitness) -> None:

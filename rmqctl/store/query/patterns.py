@@ -18,8 +18,8 @@ MAX_SECONDS = 5.0
 largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6
-"""Time limit of all searches for a pattern together, in seconds per searched character, in addition
-to `MAX_SECONDS`. Most patterns need a hundredth of this time.
+"""Seconds per searched character that are added to `MAX_SECONDS` for the time limit of all searches
+for a pattern together. Most patterns need a hundredth of this time.
 """
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}

@@ -190,15 +190,15 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain messages of a topic without queues: if the topic's
-        queue files are missing, or if no topic has queues.
+        """Return whether the log may contain messages of a topic that has no queues: if the topic's
+        queue files are missing, or if no topic of the store has queues.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
-        """Return the range of queue offsets to read, which the requested offsets and times
-        limit.
+        """Return (start, end) of the queue offsets to read, within the requested offsets and
+        times.
         """
         wanted = self.selection
         start, end = queue.first, queue.end

@@ -116,8 +116,8 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """The ranges (first, end) of queue offsets that a broker checks separately: one for each
-        file, or a single one if the queue has no files.
+        """The ranges (first, end) of queue offsets that a broker checks separately: one range for
+        each file, or a single range if the queue has no files.
         """
         raise NotImplementedError
 
@@ -494,8 +494,8 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Return the range of entries of the first file in which the first one that points to
-        ``log_min`` or after it must be. Without sampling, these are all entries; with sampling, the
+        """Return a range of entries of the first file that includes the first entry that points to
+        ``log_min`` or after it. This is the entire file, unless the file is sampled: then its
         entries are assumed to ascend.
         """
         file, source = self.files[0], self._open(0)

@@ -181,7 +181,7 @@ def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
-    """Return the queue offsets of each queue (topic, queue id) that the log contains."""
+    """Return, for each (topic, queue id), the queue offsets that the log contains."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     work = partial(_work, view.generation, store.light_queues)

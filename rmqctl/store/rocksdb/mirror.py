@@ -2,8 +2,8 @@
 copies of the files that may change.
 
 The MANIFEST and the write-ahead logs are copied, because both the library and a running broker
-write to these files. A store must not be able to fill the disk of whoever reads it, so the size of
-the copies is limited, holes stay holes, and the free space is checked first.
+write to these files. A store must not be able to fill the disk of the machine that reads it, so the
+size of the copies is limited, holes stay holes, and the free space is checked first.
 """
 
 from __future__ import annotations

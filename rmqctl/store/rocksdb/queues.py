@@ -62,8 +62,8 @@ class RocksQueues(Closing):
         self.unnoted: dict[QueueKey, str] = {}
         """For each queue whose entries in the offset family cannot be read: the reason."""
         self.why_no_checkpoint = ""
-        """The reason why `checkpoint` cannot be read, with which a broker does not start; "" if
-        it can."""
+        """The reason why `checkpoint` cannot be read; "" if it can. A broker does not start with
+        an unreadable `checkpoint`."""
         self.odd: list[str] = []
         """Descriptions of the first few keys and values that no broker writes; `odd_count`: their
         number in all.
@@ -183,13 +183,13 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def last(self) -> PositionRecord | None:
-        """The broker's note of the last row ("max"); None if there is no note."""
+        """The broker's note of the last row ("max"); None if it does not exist."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
 
     @cached_property
     def least(self) -> PositionRecord | None:
         """The broker's note of the first row ("min"), which it writes when the row is first
-        requested; None if there is no note.
+        requested; None if it does not exist.
         """
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 

@@ -32,7 +32,7 @@ _OFFSET = 8  # bytes at the end of a key
 class Ends(NamedTuple):
     """The ends of a queue. ``first`` and ``last``: the queue offsets of its first and last row.
     ``[begin, stop)``: the positions of its rows among the rows kept in memory, empty if they are
-    not kept. ``value``: then the last row.
+    not kept. ``value``: the last row, if the rows are not kept in memory.
     """
 
     first: int
@@ -151,7 +151,9 @@ class HeldRows:
 
 
 def _behind(key: bytes) -> bytes:
-    """Return a key after ``key`` that is not after the next key that a broker may have written."""
+    """Return a key that follows ``key``, and does not follow the next key that a broker may have
+    written.
+    """
     if len(key) <= keys.MAX_KEY:
         return key + b"\0"
     # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
