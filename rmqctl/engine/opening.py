@@ -102,8 +102,8 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
 
 
 def _intact_behind(store: Store, end: int) -> int | None:
-    """Return the physical offset of the first intact record at or after ``end``; None if no record
-    follows.
+    """Return the physical offset of the first intact record at or after ``end``; None if no intact
+    record follows.
     """
     log = store.log
     for number, file in enumerate(log.files):
@@ -196,9 +196,7 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
 
 
 def refuse_held(store: Store, root: str) -> None:
-    """Raise StoreHeldError if another process uses the store. The lock is not taken by this
-    check.
-    """
+    """Raise StoreHeldError if another process uses the store. This check does not take the lock."""
     held = store.lock
     if held.held:
         who = f"process {held.pid}" if held.pid else "another process"

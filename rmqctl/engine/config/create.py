@@ -38,8 +38,8 @@ _MAX_NAMED = 5
 class NewStore:
     """The plan or the result of creating a store.
 
-    ``settings``: includes the sizes in use (rounded up). ``commitlog_dirs``: folders of the log,
-    relative to the root or absolute. ``notes``: remarks on sizes that were rounded up.
+    ``settings``: its sizes are rounded up, as a broker uses them. ``commitlog_dirs``: folders of
+    the log, relative to the root or absolute. ``notes``: remarks on sizes that were rounded up.
     """
 
     root: str
@@ -188,8 +188,8 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 
 def _leads_to(plan: NewStore, name: str) -> bool:
-    """Return whether ``name`` is a folder that contains only empty folders of the log, and the
-    folders on the way to them.
+    """Return whether ``name`` is a folder of the log or a parent of one, and contains nothing else
+    than empty folders of the log and their parents.
     """
     logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 

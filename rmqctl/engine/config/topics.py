@@ -114,7 +114,9 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
 
 
 def fixed_attribute(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
-    """Return the first attribute that is immutable but would change; None if no attribute is."""
+    """Return the first attribute that is immutable and would change; None if all changes are
+    allowed.
+    """
     return next((name for name, value in new.items()
                  if name in _FIXED and old.get(name) != value), None)
 

@@ -33,7 +33,7 @@ class LeadPass:
     @classmethod
     def of(cls, deriver: Deriver, length: int, limit: int | None,
            take: Callable[[Derived], None]) -> LeadPass | None:
-        """Return a pass; None if the kernel extension is not available."""
+        """Return a `LeadPass`; None if the kernel extension is not available."""
         kernel = active()
         return None if kernel is None else cls(kernel, deriver, length, limit, take)
 

@@ -308,8 +308,7 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""The number that `QueueSet.number` returns for every queue that is not written, whose entries
-are skipped."""
+"""The number that `QueueSet.number` returns for each queue that is not written."""
 
 
 @dataclass(slots=True)

@@ -58,10 +58,10 @@ class Dispatcher:
     ``batch_topics`` returns whether a topic's queues are batch queues; it is called once for each
     topic.
 
-    A record that was dispatched before changes nothing. With ``as_broker``, the same is written
-    twice as in a broker (extension units of existing entries, index entries of the last indexed
-    message), and truncated entries are not zeroed. ``positions``: the ends of plain queues, if the
-    caller knows them better than the files show.
+    A record that was dispatched before changes nothing. With ``as_broker``, data that a broker
+    would write twice is written twice (extension units of existing entries, index entries of the
+    last indexed message), and truncated entries are not zeroed. ``positions``: the ends of plain
+    queues, if the caller knows them better than the files show.
 
     For a rebuild: ``wanted`` selects the queues to write (default: all); with ``rows`` False, no
     queue is written. ``recall`` returns former extension units, for the address of a queue's first

@@ -22,8 +22,8 @@ COMMIT_INTERVAL = 0.2
 
 
 class Forceable(Protocol):
-    """Interface of what is flushed: `LogFiles`, or any other object whose positions can be
-    synced.
+    """Interface of an object that is flushed: `LogFiles`, or anything that can be synced up to a
+    position.
     """
 
     @property

@@ -227,8 +227,8 @@ def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
     """Check a single message before it is rewritten.
 
-    ``hooks``: False, for messages from a store, omits the checks that a 5.3.3 broker makes before
-    its store.
+    ``hooks``: whether to include the checks that a 5.3.3 broker makes before its store; False for
+    messages that come from a store.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:

@@ -136,9 +136,9 @@ class LaneArrays:
 class Columns:
     """A group of single messages as columns.
 
-    ``special``: the numbers of messages that must be put one by one, ascending. These messages have
-    no lane, a property that changes the message (``concerns`` decides), or a value that a broker
-    might reject.
+    ``special``: the numbers of the messages that must be put one by one, in ascending order. These
+    messages have no lane, a property that changes the message (``concerns`` decides), or a value
+    that a broker might reject.
     Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
     hold.
     """
@@ -181,7 +181,7 @@ class Columns:
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
         """Fill the column ``name`` with numbers. Return a boolean array: whether each number is
-        missing; None if none of them are missing.
+        missing; None if all numbers exist.
         """
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):

@@ -11,8 +11,8 @@ from typing import Protocol
 from rmqctl.formats.local.message import BLANK_SIZE
 
 DISPATCH_BYTES = 1 << 20
-"""Bytes of records after which they are dispatched together, because each dispatch has a fixed
-cost."""
+"""Number of bytes of records that are collected and then dispatched together, because each
+dispatch has a fixed cost."""
 
 
 class AppendLog(Protocol):

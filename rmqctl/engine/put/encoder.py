@@ -1,8 +1,7 @@
 """Encode messages as records (spec: commitlog.md §2, §5.4 and §7).
 
-All positions of fields come from the declaration in `formats.message`: those of the fixed part from
-the compiled struct of each variant, the widths of the lengths of topic and properties from their
-fields.
+The layout of a record comes from the declaration in `formats.message`: a compiled struct for the
+fixed part of each variant, and the declared widths of the lengths of topic and properties.
 """
 
 from __future__ import annotations

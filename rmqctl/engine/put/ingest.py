@@ -91,7 +91,8 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     that a broker's parser drops (those with an empty value) are dropped. ``batch``: whether these
     are the properties of a batch itself, which get no unique key and keep ``WAIT``. ``rebuilt``:
     whether the string is built once more from the broker's map (for a half message), in which 4.9.3
-    still has ``WAIT``. A delayed message is recognized.
+    still has ``WAIT``. The string of a delayed message is always built once more; such a message is
+    recognized by its properties.
     Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value that
     is not text.
     """

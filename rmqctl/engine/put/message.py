@@ -96,7 +96,7 @@ class OutgoingList(Sequence[Outgoing]):
 
 
 class BatchItem(msgspec.Struct, gc=False):
-    """The fields that each message of a batch has for itself."""
+    """A message of a batch, with the fields that may differ between the messages of the batch."""
 
     body: bytes
     properties: str = ""

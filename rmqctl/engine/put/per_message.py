@@ -190,8 +190,8 @@ class SingleMessages:
         return PutResult(PUT_OK, physical, size, queue_offset, inner, now, store_host)
 
     def _kind_of(self, message: Outgoing) -> Kind:
-        """Return what records with this topic, flags and hosts have in common; these values are
-        valid.
+        """Return the values that records with this topic, flags and hosts have in common. The
+        arguments must be valid.
         """
         key = message.topic, message.sys_flag, message.born_host, message.store_host
         cached = self._kinds.get(key)
@@ -210,8 +210,8 @@ class SingleMessages:
         return kind
 
     def _ordinary_kind(self, lane: LaneKey) -> Kind | None:
-        """Return what the ordinary messages of a lane have in common; None if the messages of the
-        lane must be put one by one.
+        """Return the values that the ordinary messages of a lane have in common; None if the
+        messages of the lane must be put one by one.
         Raises: TypeError for a value that is not a number.
         """
         topic, queue_id, sys_flag, born_host, store_host = lane

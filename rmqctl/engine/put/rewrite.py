@@ -54,8 +54,8 @@ class Rewritten:
 
     ``message_number``: number of queue offsets that it uses. ``advancing``: the other queues whose
     counters advance by one when the message is stored (a queue may occur twice).
-    ``multi_dispatch``: whether its properties contain offsets in other queues; then its sizes were
-    checked.
+    ``multi_dispatch``: whether its properties contain offsets in other queues; if they do, its
+    sizes were already checked.
     """
 
     message: Outgoing
