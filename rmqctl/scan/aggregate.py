@@ -1,8 +1,8 @@
 """Sums per group over the batches of a walk: counts, bytes, first and last store time.
 
 Everything is computed by column (`groupings`). Sums are int64 and exact. The number of groups is
-bounded: beyond the limit, groups with few messages are dropped. Which groups are dropped depends
-neither on the order of the messages nor on how the log was divided.
+bounded: beyond the limit, groups with few messages are dropped. The choice of the dropped groups is
+independent of the order of the messages and of the division of the log.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 
 MAX_GROUPS = 200_000
-"""Maximum number of groups that are all kept. If there are more, only heavy groups are kept."""
+"""Maximum number of groups. Beyond it, only heavy groups are kept."""
 MAX_KEYS = 50_000
-"""The same limit for message keys, of which there may be as many as messages."""
+"""The same limit for message keys, which may be as numerous as messages."""
 HEAVY = 10_000
-"""A group is heavy if it has more than this part (1/n) of all counted messages."""
+"""A group is heavy if it has more than 1/`HEAVY` of all counted messages."""
 _NEVER = np.iinfo(np.int64)
 
 
 class Sums(NamedTuple):
-    """One group: ``first`` and ``last`` are the least and the greatest store time (ms)."""
+    """Sums of one group of messages; ``first`` and ``last``: earliest and latest store time
+    (ms).
+    """
 
     messages: int
     bytes: int
@@ -67,13 +69,13 @@ class Aggregate:
         self.fillers = 0
         """Number of counted messages that `recover` wrote in place of lost bytes."""
         self.replaced = 0
-        """The number of fillers and of messages that `recover` kept with damaged bodies."""
+        """Number of fillers and of messages that `recover` kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
-        """Reason why the first unreadable place cannot be read; "" without any."""
+        """Reason why the first unreadable range cannot be read; "" if everything could be read."""
 
     def miss(self, length: int, reason: str) -> None:
-        """Count bytes that cannot be read."""
+        """Add ``length`` unreadable bytes to the counts."""
         self.bytes_unread += length
         self.unread = self.unread or reason
 
@@ -125,14 +127,12 @@ class Aggregate:
         self._bound()
 
     def pack(self) -> None:
-        """Drop the data that a full object does not need, before the object is sent to another
-        process.
-        """
+        """Reduce a full object to few groups before it is sent to another process."""
         if self.is_full:
             self._shrink(2 * self._heavy)
 
     def groups(self) -> dict[Key, Sums]:
-        """Return the sums by key, in order of first appearance. Do not call it after `is_full`."""
+        """Return the sums by key, in order of first appearance. Do not call this if `is_full`."""
         assert not self.is_full
         count = len(self._keys)
         self._reserve()
@@ -148,8 +148,8 @@ class Aggregate:
 
     @property
     def total(self) -> Sums | None:
-        """Return the sums of all messages, each counted once even if it is in several groups; None
-        without messages.
+        """Return the sums of all messages; a message in several groups counts once. None without
+        messages.
         """
         sums = Sums(*self._all[:, 0].tolist())
         return sums if sums.messages else None
@@ -199,7 +199,7 @@ class Aggregate:
         self._given_up += less
 
     def _chosen(self, batch: Batch) -> Batch:
-        """Return the messages of a batch that the conditions select."""
+        """Return the messages of a batch that match the topic and the time range."""
         keep: Array | None = None
         times = batch.column("store_timestamp")
         if self._since is not None and times.min() < self._since:

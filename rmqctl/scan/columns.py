@@ -2,8 +2,8 @@
 
 Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. In
 text that is not UTF-8, invalid bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
-exact bytes are in ``record``. Nothing refers to the walk's buffer, so record batches may be kept. A
-record batch is as large as the batch of the walk (2 MiB of log, or one larger record).
+exact bytes are in ``record``. Record batches may be kept, because they do not refer to the walk's
+buffer. Each one covers one batch of the walk (2 MiB of log, or one larger record).
 
 Properties follow `rmqctl.formats.local.properties.parse`: the key ends at the first separator,
 empty keys and values are ignored, and of a duplicate key the last value counts, at the position of
@@ -151,7 +151,7 @@ _COMPUTED: dict[str, Callable[[_Messages], pa.Array]] = {
     "record": lambda messages: binary(Texts(messages.batch.data, messages.batch.start,
                                             messages.batch.column("total_size"))),
 }
-"""All columns that are not just an integer field of the record."""
+"""Functions of all columns that are more than one integer field of the record."""
 
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:
@@ -191,7 +191,9 @@ def _of_span(span: Span, name: str, base: int) -> int | str | None:
 
 
 def binary(texts: Texts) -> pa.BinaryArray:
-    """Return a copy of the texts as stored. The texts must be ascending and must not overlap."""
+    """Return a copy of the texts as stored. The texts must be in ascending order and must not
+    overlap.
+    """
     count = len(texts)
     if not count:
         return pa.array([], pa.binary())
@@ -246,7 +248,7 @@ def as_maps(properties: PropertySegments, count: int) -> pa.MapArray:
 
 
 def as_lists(properties: PropertySegments, count: int) -> pa.ListArray:
-    """Return the keys of each record (`LIST`), empty without keys: parts between single spaces."""
+    """Return the list of keys of each record (`LIST`): its KEYS property split at spaces."""
     row, start, length = properties.places(props.KEYS)
     of, start, length = text.split(properties.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),

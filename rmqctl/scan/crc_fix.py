@@ -1,4 +1,4 @@
-"""Computation of the change of a few bits that gives bytes the expected CRC-32.
+"""Find the few flipped bits that explain a wrong CRC-32.
 
 CRC-32 is linear: the effect of a damaged byte depends only on its changed bits and on the number of
 bytes after it. The difference of two CRCs (the *syndrome*) is a polynomial over GF(2), modulo the
@@ -9,8 +9,9 @@ base x is therefore the position of a single flipped bit, for any number of byte
 The syndrome of a changed byte v is v times a power of x.
 
 A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` returns both possible differences.
-Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
-second follows from the first, and only shows that nothing else is damaged.
+The CRC of a body and the CRC of its complete record use the same polynomial. So if a change
+explains the first CRC, the second one adds no evidence for this change; it only shows that the rest
+of the record is intact.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from typing import NamedTuple
 from rmqctl.kernel import active
 
 POLYNOMIAL = 0xEDB88320
-"""Bit 31 is the power 0, bit 0 the power 31, as in `zlib.crc32`."""
+"""The CRC polynomial: bit 31 is the coefficient of x^0, bit 0 that of x^31, as in `zlib.crc32`."""
 ORDER = (1 << 32) - 1
-"""The order of x; larger than the bits of any body."""
+"""The multiplicative order of x: greater than the number of bits in any body."""
 MASKED = 1 << 31
 """The bit of a CRC that records do not store."""
 _UNIT, _X = 1 << 31, 1 << 30
 _BEYOND = tuple(reduce(lambda value, _: value >> 1 ^ (POLYNOMIAL if value & 1 else 0), range(4),
                        low) for low in range(16))
-"""The reductions of the four highest powers, each multiplied by x four more times."""
+"""Products of x^4 and each combination of the four highest powers of x, reduced."""
 _CHECK_BITS, _BYTE = 32, 8
 _PRIMES = (3, 5, 17, 257, 65537)
 _SHARES = tuple(ORDER // prime * pow(ORDER // prime, -1, prime) for prime in _PRIMES)
-"""The factor of each subgroup's logarithm in the complete logarithm."""
+"""Factor by which each subgroup's logarithm contributes to the complete logarithm."""
 _BABY_STEPS = 1024
 _NIBBLE = 4
 _FEW_BYTES = 1 << 16
@@ -52,7 +53,7 @@ class ByteChange(NamedTuple):
 def syndromes(computed: int, stored: int) -> tuple[int, ...]:
     """Return the possible differences between a CRC and a stored CRC of 31 bits.
 
-    Empty if the stored CRC has more bits: no change of the bytes explains that.
+    Empty if the stored CRC has the 32nd bit set, which no change of the bytes explains.
     """
     if stored >= MASKED:
         return ()
@@ -60,8 +61,8 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
 
 
 def one_bit(length: int, syndrome: int) -> list[ByteChange]:
-    """Return the flipped bit among ``length`` bytes that causes the difference; at most one bit
-    does.
+    """Return the only bit among ``length`` bytes whose flip causes the difference, or an empty
+    list.
     """
     if not syndrome:
         return []
@@ -101,7 +102,7 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
     pattern is at ``first_bit``. For up to 32 ``bits`` at most one pattern matches, and for exactly
     32 bits one always does: a match of 32 bits proves nothing about the position.
 
-    Raises: ValueError for more bits, or beyond the bytes.
+    Raises: ValueError for more than 32 bits, or for bits after the end of the bytes.
     """
     if not 1 <= bits <= _CHECK_BITS or not 0 <= first_bit <= _BYTE * length - bits:
         raise ValueError(f"no {bits} bits from {first_bit} on in {length} bytes")
@@ -113,7 +114,7 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
 
 
 def _times(a: int, b: int) -> int:
-    """Return the product, computed from four powers of ``a`` at a time, the highest first."""
+    """Return the product, computed for four powers of ``a`` at a time, the highest powers first."""
     once, twice, thrice = _doubled(b), _doubled(_doubled(b)), _doubled(_doubled(_doubled(b)))
     low = (0, thrice, twice, twice ^ thrice)
     table = (*low, *(once ^ other for other in low), *(b ^ other for other in low),
@@ -161,7 +162,7 @@ def _logarithm(value: int) -> int:
 
 
 def _squared(value: int, number: int) -> int:
-    """Return ``value`` to the power of 2^2^``number``, which is one less than prime ``number``.
+    """Return ``value`` to the power of 2^2^``number``: the prime with this number, minus one.
     Squaring is linear, so one table per byte of ``value`` is enough.
     """
     low, middle, high, top = _squares()[number]
@@ -194,8 +195,8 @@ def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
 
 
 def _in_subgroup(value: int, prime: int) -> int:
-    """Return the power of the subgroup's generator that equals ``value``, by baby steps and giant
-    steps.
+    """Return the exponent with which the subgroup's generator gives ``value`` (baby-step
+    giant-step).
     """
     steps, giant = _subgroup(prime)
     low, middle, high, top = giant

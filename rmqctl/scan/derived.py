@@ -1,4 +1,4 @@
-"""Values that are derived from messages, by column: tags codes, index keys, queues, batch ranges.
+"""Columns derived from messages: tags codes, index keys, queues, batch ranges.
 
 The same rules serve to check a store and to dispatch its messages (spec: consumequeue.md §3 and §9,
 index.md §5).
@@ -88,7 +88,8 @@ class TagsCodes:
     def codes(self, properties: text.PropertySegments, topic: Array,
               store_timestamp: Array) -> tuple[
             Array, Array, Array]:
-        """Return (code of each message, rows with tags, the tags' lengths in bytes), all int64.
+        """Return (code of each message, rows of the messages with tags, length of their tags in
+        bytes), all int64.
 
         A message whose DELAY is not a number gets the tags' hash (a broker treats such a record as
         damage).

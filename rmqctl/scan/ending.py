@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class Ending(Protocol):
-    """An object whose ``end`` returns when no thread of it is left; ``end`` may be called more than
-    once.
+    """An object whose ``end`` returns once all its threads have ended. ``end`` may be called more
+    than once.
     """
 
     def end(self) -> None: ...

@@ -25,8 +25,8 @@ def kept_damaged(batch: Batch) -> Array:
 
 
 def replaced(batch: Batch) -> Array:
-    """Return a boolean array: whether each message of a batch replaces a lost message or lost a
-    part of its body.
+    """Return a boolean array: whether each message of a batch is a filler or was kept with a
+    damaged body.
     """
     mask: Array = fillers(batch) | kept_damaged(batch)
     return mask

@@ -33,7 +33,7 @@ DAMAGED = "damaged"
 
 
 Doubtful = tuple[tuple[int, int], ...]
-"""(physical offset, size) of frames that may or may not be records of the log."""
+"""(physical offset, size) of frames that may be records of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
 def used_length(data: bytes) -> int:
     """Return the length of ``data`` without the zero bytes at its end.
 
-    The result is that of stripping the zeros, but at memory speed if most bytes are zero.
+    Runs at memory speed if most bytes are zero.
     """
     values = np.frombuffer(data, np.uint8)
     end = len(values)
@@ -250,7 +250,7 @@ class Batch:
         return bool((hosts == hosts[0]).all())
 
     def crc(self, start: Array, length: Array) -> Array:
-        """Return, for each record, the CRC-32 with a cleared top bit of a slice of ``data``
+        """Return the CRC-32 of a slice of ``data`` for each record, with the top bit cleared
         (int64).
         """
         kernel = active()

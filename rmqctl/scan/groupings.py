@@ -29,15 +29,15 @@ from rmqctl.scan.text import (
 )
 
 OTHER = "(other)"
-"""The key of all groups that are not kept."""
+"""The key for all groups that are not kept separately."""
 QUARTER_HOUR = 900_000
 MINUTE = 60_000
 _DENSE = 1 << 16
 _HASH = (1 << 32) - 1
 
 Key = Any
-"""bytes (topic, tag, key), (bytes, int) for a queue, int (time slot, size class, flag), str or
-None."""
+"""The key of a group: bytes (topic, tag, key), (bytes, int) for a queue, int (time slot, size
+class, flag), str or None."""
 
 
 _LATER = object()
@@ -147,7 +147,9 @@ def _learned(groups: Sequence[Key]) -> KeyNumbers:
 
 
 Codes = tuple[Array, Array | None]
-"""(group numbers, the batch row of each number); rows None: each message has exactly one group."""
+"""(group numbers, batch row of each number). The rows are None if each message has exactly one
+group.
+"""
 
 
 def _topic(keys: KeyNumbers, batch: Batch) -> Codes:
@@ -260,7 +262,6 @@ GROUPINGS: dict[str, Callable[[KeyNumbers, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""The groupings by name. Hours and days are kept in quarters of an hour, from which those of any
-time zone are computed; a size class is the exponent of the greatest power of two that is at most a
-record's size.
+"""The groupings by name. Hours and days are counted in quarter hours, which fit every time zone; a
+size class is the exponent of the greatest power of two that is at most a record's size.
 """

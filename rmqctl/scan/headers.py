@@ -144,7 +144,9 @@ class Headers:
         self.faults.sort(key=lambda fault: fault.offset)
 
     def _join(self, rows: Array) -> None:
-        """Append rows to the last rows; the very last row is judged when its neighbor is known."""
+        """Append rows to the pending rows. The last row is judged when its next neighbor is
+        known.
+        """
         if len(self._first) < 2:
             self._first = np.concatenate([self._first, rows])[:2]
         both = np.concatenate([self._last, rows])

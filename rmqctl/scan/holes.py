@@ -1,6 +1,6 @@
 """Position of the data in a file, and the end of the data, found without reading holes.
 
-Nothing is guessed: a hole within the data is not its end. Files without holes are read from the
+A hole within the data is not taken for the end of the data. Files without holes are read from the
 end, in growing pieces, so a file with few used bytes is quick to examine.
 """
 

@@ -22,7 +22,7 @@ from rmqctl.scan.text import Dictionary, Texts, contiguous
 STRING, LIST, OBJECT = "string", "list", "object"
 _SEPARATORS = {STRING: "", LIST: " ", OBJECT: props.PROPERTY_SEPARATOR}
 _NUMBER = -1
-"""Length that marks a cell as a number; the cell's start then contains the number."""
+"""Length that marks a cell as a number; the cell's start then is the number itself."""
 _DIGITS = 20
 _WORST = 6
 """Maximum number of output bytes for one input byte: the length of an escape."""
@@ -30,7 +30,7 @@ LONG = 1 << 20
 """Length above which a text is left to the caller: its worst case would need too much space."""
 _SPARE = 1 << 20
 _MAX_FORMS = 1 << 12
-"""Maximum number of recurring texts whose form is kept from page to page."""
+"""Maximum number of recurring texts whose JSON form is kept between pages."""
 _FEW = 64
 
 Others = Callable[[Array], Sequence[bytes]]
@@ -45,7 +45,7 @@ def is_possible() -> bool:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return one value as JSON, in UTF-8; lone surrogates as escapes."""
+    """Return one value as JSON, in UTF-8, with escapes for lone surrogates."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
@@ -143,7 +143,7 @@ class Cells:
         return cells
 
     def put(self, texts: Sequence[bytes]) -> Array:
-        """Return the positions (int64 [2, n]) of texts that are JSON already, for `add`."""
+        """Return the positions (int64 [2, n]) of texts that are already JSON, for `add`."""
         places: Array = np.empty((2, len(texts)), np.int64)
         places[1] = np.fromiter(map(len, texts), np.int64, len(texts))
         data = b"".join(texts)

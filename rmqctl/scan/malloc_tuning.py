@@ -20,8 +20,8 @@ _KEEP = 16 << 20
 
 @cache
 def keep_freed_memory(largest: int = _KEEP) -> bool:
-    """Configure the allocator once per process; return whether it accepted. Buffers above
-    ``largest`` bytes are still returned to the system.
+    """Configure the allocator once per process; return whether it accepted the settings. Buffers
+    above ``largest`` bytes are still returned to the system.
     """
     import ctypes
 

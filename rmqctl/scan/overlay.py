@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rmqctl.scan.source import FileSource, Source, Witness
 
 Parts = tuple[tuple[int, bytes], ...]
-"""(position, bytes), ascending and not overlapping; the gaps are zeros."""
+"""(position, bytes) of each part, ascending and without overlap; the gaps are zeros."""
 
 
 @dataclass(frozen=True, slots=True)

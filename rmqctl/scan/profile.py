@@ -80,7 +80,8 @@ class Timeline:
 
 class LogProfile:
     """A log from physical offset ``start`` to ``end``: ``times``, ``queues`` (sums by topic and
-    queue id), and ``cells``: bytes (int64) by the `KINDS` and by cells of ``cell`` bytes.
+    queue id), and ``cells``: number of bytes (int64) of each of the `KINDS` in each cell of
+    ``cell`` bytes.
 
     Messages that fail a checksum are damage.
     """
@@ -107,8 +108,8 @@ class LogProfile:
         self.times.add(intact.column("store_timestamp"), intact.column("total_size"))
 
     def fill(self, kind: str, start: int, end: int) -> None:
-        """Count bytes ``[start, end)`` as one kind. A damaged size may point beyond the log's
-        end.
+        """Count bytes ``[start, end)`` as one kind. Positions outside the log, which a damaged size
+        may give, are ignored.
         """
         row = self.cells[KINDS.index(kind)]
         first = max(start - self.start, 0)
@@ -121,7 +122,7 @@ class LogProfile:
         row[numbers[1]] -= -last % self.cell
 
     def _messages(self, kind: str, offset: Array, size: Array) -> None:
-        """Count records that follow each other in runs."""
+        """Count records as bytes of one kind; consecutive records are counted in one step."""
         if not len(offset):
             return
         breaks = np.flatnonzero(offset[1:] != (offset + size)[:-1]) + 1

@@ -33,7 +33,7 @@ _DIGITS = 18
 """Maximum number of digits of a number in a property."""
 _INT64 = np.iinfo(np.int64)
 ENDLESS = 1 << 62
-"""A physical offset that no log reaches."""
+"""A physical offset greater than any in a log."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
 """Function of (queue, queue offsets, physical offsets) that returns a boolean array: whether the
@@ -296,7 +296,9 @@ def _paired(properties: text.PropertySegments, which: Array,
 
 
 def _all_blank(texts: text.Texts) -> Array:
-    """Return a boolean array: whether each text consists only of blanks. No text is empty."""
+    """Return a boolean array: whether each text consists only of blanks. The texts must not be
+    empty.
+    """
     blank: Array = _BLANK[texts.data[texts.start]]
     for row in np.flatnonzero(blank).tolist():
         first = int(texts.start[row])

@@ -55,8 +55,8 @@ LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 
 
 _NONZERO = 64
-"""Bytes that are read at a position before the system is asked for holes: nonzero bytes end the
-search.
+"""Number of bytes read at a position before the system is asked for holes. If one is nonzero, the
+search is over.
 """
 
 
@@ -323,7 +323,7 @@ class FileSource(Closing):
         return None if self._elsewhere is None else self._elsewhere.end()
 
     def read_now(self, position: int, length: int) -> bytes:
-        """Return the current bytes, ignoring the limit."""
+        """Return the current bytes, including those after the limit."""
         stopping.check()
         if self._elsewhere is not None:
             return self._elsewhere.read(position, length)

@@ -1,20 +1,21 @@
 """Find the end of a damaged record whose size is unknown.
 
 Its body may contain anything, even intact records with the right physical offset and queue offset.
-So each frame border after the damage is a possible end of the record, unless one of these rules it
-out:
+So the record may end at each frame border after the damage, except at borders that one of these
+rules excludes:
 
-* it is further away than the largest record of this store is long;
-* it is in another file, or after a record of the log that a consume queue or index entry proves;
-* if the record ended there, more messages would be missing than can be lost, judging by the queue
-  offsets of the last messages before the damage and the first ones after that border
+* the distance to the border is greater than the size of the store's largest record;
+* the border is in another file, or after a record that a consume queue or index entry proves to be
+  part of the log;
+* if the record ended there, more messages would be missing than can be lost, according to the queue
+  offsets of the last messages before the damage and of the first messages after the border
   (`rmqctl.scan.damage.slots`).
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,
 or part of the damaged record's body. If the log ends closer than the largest record's length, the
 record may have been torn there, and everything after the damage is undecided.
 
-The frames ahead in a file are read once for all damage in the file.
+The frames of a file are read once for all damage in the file.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _BEHIND = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """``resume``: the position where messages continue; None if this is not proven for any
-    position. ``undecided``: the frames before it that may be messages.
+    """Where messages continue after damage. ``resume``: that position; None if it cannot be proven.
+    ``undecided``: the frames before it that may be messages.
     """
 
     resume: int | None
@@ -60,8 +61,8 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Frames that begin in positions ``[low, high)``; ``gap``: number of bytes before each frame
-    that belong to no frame.
+    """Frames that begin in positions ``[low, high)``. ``gap``: number of bytes between the previous
+    frame and each frame.
 
     ``closed``: position of the file's blank, or the file's end, once the scan has reached it.
     """
@@ -91,7 +92,7 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 
     ``stop``: a position where a record of the log certainly begins. ``passed``: the preceding
     messages. ``own_end``: returns the end of a damaged record at a position, if the end is certain.
-    StoreIOError.
+    Raises: StoreIOError.
     """
     largest = LARGEST_RECORD if source.witness is None else source.witness.largest_record
     limit = source.size if stop is None else stop
@@ -115,8 +116,9 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
-    """Return (number of frames, from number ``first`` on, before the last possible end; None, or
-    the position up to which more frames are needed to decide). No end is after ``limit``.
+    """Return (number of frames before the last possible end, counted from number ``first``; None if
+    this is final, else the position up to which frames must be read first). No end is after
+    ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.
@@ -159,8 +161,9 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
-    """Return how many more messages are missing before the next file than can be lost, if no frame
-    in this file is a message; None if the next file does not show that number. StoreIOError.
+    """Return the number of messages missing before the next file, minus the number that can be
+    lost, if no frame in this file is a message; None if the next file does not show the first
+    number. Raises: StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -170,8 +173,8 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
 
 
 def _room(gap: Array) -> Array:
-    """Return how many records may be lost in each gap between frames: one record whose body
-    continues after the gap, and smaller records.
+    """Return, for each gap between frames, the largest number of records that it may contain: the
+    start of one record whose body continues after the gap, and smaller records.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= MIN_HEAD
@@ -180,7 +183,7 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Return where in ``(start, end)`` a record begins that extends over ``end``, up to another
+    """Return the position in ``(start, end)`` of a record that extends over ``end``, up to another
     record.
     """
     position = start + 1
@@ -197,7 +200,7 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
-    """Return the frames that begin in positions ``[low, high)``, and further known frames."""
+    """Return the frames that begin in positions ``[low, high)``, and known frames after them."""
     # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source
     ahead = _AHEAD.get(file)

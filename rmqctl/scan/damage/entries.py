@@ -1,7 +1,7 @@
 """Examine DLedger data without a provable message (spec: dledger.md §2).
 
 The header of an entry contains its length twice, and its position. So no other entry begins inside
-an entry with an intact header, whatever its body contains. If the header is damaged, the size is
+an entry with an intact header, whatever the body contains. If the header is damaged, the size is
 still stored up to four times in the header and the record, and once more in DLedger's index, or in
 a consume queue entry.
 """
@@ -34,8 +34,8 @@ def whole_entry(source: Source, at: int) -> dledger.EntryHeadRecord | None:
 
 
 def claimed_sizes(source: Source, at: int) -> Counter[int]:
-    """Return the frame sizes stored in the entry at a position and in its record, and how often
-    each size is stored. StoreIOError.
+    """Return the frame sizes stored in the entry at a position and in its record, each with the
+    number of its occurrences. Raises: StoreIOError.
     """
     raw = source.read(at, source.head + START_SIZE)
     if len(raw) < source.head + START_SIZE:
@@ -57,8 +57,8 @@ def leads_on(source: Source, at: int) -> bool:
 
 
 def is_proven(source: Source, at: int, size: int) -> bool:
-    """Return whether the entry or its record contains this position, and an entry or unused space
-    follows after ``size`` bytes.
+    """Return whether the entry or its record stores this position as its own, and an entry or
+    unused space follows after ``size`` bytes.
     """
     raw = source.read(at, source.head)
     return len(raw) == source.head and (

@@ -2,15 +2,17 @@
 
 A body may contain intact records, with the right physical offsets, CRCs and queue offsets. However,
 the sender of the body can neither change the record around it, nor create a consume queue entry or
-an index entry for a frame inside it. So, from the strongest proof to none:
+an index entry for a frame inside it. So these cases are distinguished, from the strongest proof to
+none:
 
 1. A consume queue entry points to the damaged record, and the entry's size is the one that the
    record contains or that its lengths add up to: nothing inside is a record of the log.
-2. The record is intact, with a matching CRC, except for one of its fields: the same.
+2. The record is intact, with a matching CRC, except for one of its fields: again, nothing inside is
+   a record of the log.
 3. Only one of these sizes is known, or the size of a record whose body is damaged or torn, and a
-   record, a blank or unused space begins where the record would end: inside, a frame with its own
-   consume queue or index entry is a record of the log, written over a torn record; all other frames
-   belong to the body.
+   record, a blank or unused space begins where the record would end. Then a frame inside it that
+   has its own consume queue or index entry is a record of the log, written over a torn record; all
+   other frames belong to the body.
 4. The size is unknown: records of the log are frames with a consume queue or index entry, and
    frames after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All others
    are undecided, unless their own queue contradicts them. (In a file that belongs to no store, and
@@ -70,10 +72,8 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """``resume``: the position where the log continues; None if nothing provable follows.
-
-    ``located``: whether the bytes before it are one damaged record. ``doubtful``: frames in between
-    that may be records of the log.
+    """Verdict on bytes without a record. ``resume``: the position where the log continues; None if
+    nothing provable follows.
     """
 
     resume: int | None
@@ -96,10 +96,7 @@ class Extent:
 
 
 def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resumption:
-    """Return the verdict on the bytes at ``at``, where a record should begin, but none does.
-
-    No record begins before ``search``; ``passed``: the preceding messages. StoreIOError.
-    """
+    """Return the verdict on the bytes at ``at``, where a record was expected but not found."""
     references = References(source)
     own = own_extent(source, at, references)
     if own is None:
@@ -134,9 +131,9 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Return the start of the first record at or after ``end``, in the chain of records that begins
-    where the damaged record ends by its size; ``end`` if no record of the chain extends over it;
-    None if no record begins at the start of the chain.
+    """Return the first border at or after ``end`` in the chain of records that starts where the
+    damaged record ends by its size; ``end`` if the chain stops before ``end``; None if the chain is
+    empty.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -149,8 +146,8 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 def _behind_rows(source: Source, at: int, own: Extent, references: References,
                  passed: EarlierMessages) -> Resumption:
-    """Return the verdict on a record that a consume queue entry points to, and on following records
-    for which only such entries are left.
+    """Return the verdict on a record that a consume queue entry points to, and on the following
+    damaged records that entries also point to.
     """
     inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:
@@ -232,7 +229,8 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Resumption:
 
 def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
     """Return whether the blank at a position closes its file. In a single file without a store, a
-    blank after damage may be part of a body; elsewhere every blank closes its file. StoreIOError.
+    blank after damage may be part of a body; elsewhere every blank closes its file. Raises:
+    StoreIOError.
     """
     if not (passed.by_itself and passed.is_damaged):
         return True
@@ -262,9 +260,9 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
-    """Return the end (a position) according to a damaged record's own size, right or wrong; ``at``
-    if that size is impossible. ``strict``: only if the record's offset is right, and its size
-    agrees with its body length. StoreIOError.
+    """Return the end (a position) that a damaged record's own size gives, whether that size is
+    right or wrong; ``at`` if it is impossible. ``strict``: only if the record's offset is right,
+    and its size agrees with its body length. Raises: StoreIOError.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
@@ -288,8 +286,8 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Return the end of a record of whose header only the body length is left, if its lengths add
-    up to the start of another record. StoreIOError.
+    """Return the end of a record whose header is lost except for the body length, if its lengths
+    add up to the start of another record. Raises: StoreIOError.
 
     The body length at the position for longer addresses may be inside the body of a record with
     short addresses, and be chosen by its sender. So only the position for short addresses is read.
@@ -322,7 +320,7 @@ def _proven_end(source: Source, at: int, references: References) -> int | None:
 
 def own_extent(source: Source, at: int, references: References) -> Extent | None:
     """Return the end of the damaged record at a position, if its fields or its consume queue entry
-    prove it. StoreIOError.
+    prove it. Raises: StoreIOError.
     """
     own = _told_extent(source, at, references)
     return None if own is not None and not own.by_row and _is_overrun(
@@ -330,7 +328,7 @@ def own_extent(source: Source, at: int, references: References) -> Extent | None
 
 
 def _is_overrun(source: Source, at: int, end: int, references: References) -> bool:
-    """Return whether nothing begins at the supposed end of a record, and a record inside extends
+    """Return whether no record begins at the supposed end of a record, and a record inside extends
     over that end.
     """
     place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
@@ -488,8 +486,8 @@ def _has_topic(source: Source, at: int, magic: int) -> bool:
 
 
 def _is_torn_tail(source: Source, at: int) -> bool:
-    """Return whether the first bytes of a topic and properties are at a position, and then
-    nothing.
+    """Return whether the first bytes of a topic and properties are at a position, followed by
+    zeros.
     """
     raw = source.read(at, MAX_TAIL + START_SIZE)
     end = raw.find(bytes(START_SIZE))
@@ -504,8 +502,8 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], references: References) -> set[int]:
-    """Return the sizes after which a record or a blank begins; if there are none, those before
-    unused space.
+    """Return those sizes after which a record or a blank begins; if no size qualifies, those that
+    are followed by unused space.
     """
     return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}

@@ -2,8 +2,8 @@
 
 A page that was never written to disk keeps its earlier content. If the log was truncated and
 written again there, the earlier content is intact records at their own offsets, with correct CRCs,
-of messages that no longer exist. Entries point elsewhere, or to other messages at the same offset.
-`rmqctl.scan.damage.stale` decides where to search for such records.
+of messages that no longer exist. Entries point to other offsets, or to other messages at the same
+offset. `rmqctl.scan.damage.stale` decides where to search for such records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Taken = Callable[[Record], bool]
 class Leads:
     """Entries that point to consecutive records, and entries that contradict these records.
 
-    ``taken``: finds another message with a record's queue offset where the entry does not show one.
+    ``taken``: finds another message with a record's queue offset if the entry does not show one.
     """
 
     def __init__(self, witness: Witness, records: Sequence[Record],
@@ -94,10 +94,10 @@ class Leads:
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
         """Return whether there is enough evidence against records to which no entry points.
 
-        Not enough are: one damaged entry, one record with damaged keys, or any number of entries
-        that point elsewhere (as in a damaged page of a consume queue) while nothing else
-        contradicts the records. ``besides``: amount of other evidence against the records. Index
-        keys missing for several records may have one cause, and count once. A missing consume queue
+        The following is not enough: one damaged entry, one record with damaged keys, or any number
+        of entries that point elsewhere (as in a damaged page of a consume queue) while nothing else
+        contradicts the records. ``besides``: number of other facts against the records. Index keys
+        missing for several records may have one cause, and count once. A missing consume queue
         entry also counts once, but only for a record at whose offset another entry points to a
         record of another size, since brokers skip records after damage.
         """
@@ -114,9 +114,9 @@ class Leads:
         """Return the amount of evidence against a record, in three parts:
 
         * 1 if the entry for its queue offset points elsewhere;
-        * number of these: another record has its queue offset; an entry points to its offset with
-          another size; an entry points into it; an entry points to a record that contains it; the
-          index has other keys for its offset;
+        * number of these facts that apply: another record has its queue offset; an entry points to
+          its offset with another size; an entry points into it; an entry points to a record that
+          contains it; the index has other keys for its offset;
         * whether the index has none of its keys, but has keys for later records.
         """
         place, size = record.physical_offset, record.total_size
@@ -130,7 +130,7 @@ class Leads:
                 self._lacks_keys(record))
 
     def besides_offset(self, record: Record) -> bool:
-        """Return whether there is evidence against a record besides another record with its queue
+        """Return whether anything contradicts a record besides another record with its queue
         offset.
         """
         place, size = record.physical_offset, record.total_size
@@ -244,8 +244,8 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Return whether all records are older than the record before them, which is the last one
-        of ``before``, or of the previous file.
+        """Return whether all records are older than the record before them: the last one of
+        ``before``, or of the previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))
@@ -253,13 +253,13 @@ class Leads:
             record.store_timestamp < last.store_timestamp for record in records)
 
     def _agree(self, places: Array, sizes: Array) -> bool:
-        """Return whether an entry points to the record at the first offset in the columns, if there
-        is one.
+        """Return whether an entry points to the record at the first offset in the columns; False if
+        the columns are empty.
         """
         record = self._at(places, sizes)
         return record is not None and bool(self.witness.confirms(record))
 
     def _at(self, places: Array, sizes: Array) -> Record | None:
-        """Return the record at the first offset in the columns, if there is one."""
+        """Return the record at the first offset in the columns; None if the columns are empty."""
         return next((self.witness.record_at(place, size) for place, size in zip(
             places.tolist(), sizes.tolist(), strict=True)), None)

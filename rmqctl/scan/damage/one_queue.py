@@ -8,7 +8,7 @@ must fit into the range.
 
 * One slot: it belongs to the damaged record, and everything in the range is its body. Exception: if
   a write was interrupted and its messages were written again, the range has more records than
-  slots. Then the range does not end as a message does, or a frame at its end has the slot.
+  slots. Then the range does not end like a message, or the frame at its end has the slot.
 * More slots than frames: if each frame has a slot, the other slots belong to damaged records. If
   frames were in the body of one of these, the messages of their slots would be in the range as
   well, damaged, each at least as long as a message's header (its topic and properties may be the
@@ -59,8 +59,9 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether each frame has a slot, and the other slots' records, but no further one,
-        fit between the frames. ``least``: size in bytes of the smallest record of the queue.
+        """Return whether each frame has a slot, and exactly the records of the other slots fit
+        between the frames, without space for one more. ``least``: size in bytes of the smallest
+        record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

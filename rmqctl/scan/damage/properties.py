@@ -22,8 +22,8 @@ _NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 
 
 def damaged_properties(batch: Batch) -> Array:
-    """Return a boolean array: whether each record has a wrong appended CRC, or none and properties
-    that no broker writes (see `props.are_sound`).
+    """Return a boolean array: whether each record has a wrong appended CRC, or no appended CRC and
+    properties that no broker writes (see `props.are_sound`).
     """
     sealed, wrong = appended_crcs(batch)
     damaged: Array = wrong | (~sealed & unsound_texts(text.properties(batch)))
@@ -56,8 +56,8 @@ def _all_sound(raws: list[bytes]) -> bool:
 
 
 def unproven(batch: Batch) -> Array:
-    """Return a boolean array: whether each record lacks a correct appended CRC, other than 0, in a
-    property of its own.
+    """Return a boolean array: whether each record has no appended CRC, or one that is wrong, 0, or
+    not separated from the previous property.
     """
     sealed, wrong = appended_crcs(batch)
     is_unproven: Array = ~sealed | wrong

@@ -17,7 +17,7 @@ _FIRST_STEP = 16 << 10
 
 
 class References:
-    """Consume queue and index entries for the log that a source is part of, by position in the
+    """Consume queue and index entries of the log that contains a source, by position in the
     source.
     """
 
@@ -42,7 +42,7 @@ class References:
         return self._witness.rows(*self._window(at))
 
     def _window(self, at: int) -> tuple[int, int]:
-        """Return the physical range that is queried at once around a position."""
+        """Return the physical range around a position for which entries are queried at once."""
         start = at - at % _WINDOW
         return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 
@@ -106,7 +106,7 @@ class References:
         return bool(key_hashes(record) & set(hashes[low:high].tolist()))
 
     def denies(self, at: int, size: int) -> bool:
-        """Return whether the queue has another record in place of the record at a position. An
+        """Return whether the queue contains another record instead of the record at a position. An
         older record does not count, since brokers assign some queue offsets twice
         (apache/rocketmq#7689).
         """

@@ -43,19 +43,20 @@ _LIGHT = LMQ_PREFIX.encode()
 Stretch = tuple[int, int]
 Queue = tuple[bytes, int]
 Ends = tuple[int, int]
-"""The first and the last queue offset."""
+"""The first and the last queue offset of a queue's messages."""
 
 
 def records_in(length: int) -> int:
-    """Return how many records a range of ``length`` bytes may hold."""
+    """Return the maximum number of records in a range of ``length`` bytes."""
     return max(length, 0) // MIN_SIZE
 
 
 class EarlierMessages:
     """The known messages of a log up to a position; the examined range is after this position.
 
-    ``look_back`` returns the ranges of messages before the first added range; without it, none are
-    known. ``is_dense``: whether the log contains all messages of its queues.
+    ``look_back`` returns the ranges of messages before the first added range; without this
+    function, such ranges are unknown. ``is_dense``: whether the log contains all messages of its
+    queues.
     """
 
     def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
@@ -92,8 +93,9 @@ class EarlierMessages:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """Yield (offsets of each queue in messages before a position, how many more messages may be
-        missing after them), each time for a longer part of the log. StoreIOError.
+        """Yield (each queue's offsets in the known messages before a position, number of further
+        messages that may be missing after these), each time for a longer part of the log. Raises:
+        StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
@@ -124,7 +126,7 @@ class EarlierMessages:
 
 
 def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
-    """Add the offsets of messages before the known messages."""
+    """Add the offsets of earlier messages to the offsets of each queue."""
     for queue, ends in earlier.items():
         if ends is None or later.get(queue, ends) is None:
             later[queue] = None
@@ -148,8 +150,9 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
-    """Return, for each frame, how many more messages are missing before it than can be lost after
-    ``at``, if no frame up to it is a message; 0 or less if this is unknown. StoreIOError.
+    """Return, for each frame, the number of messages missing before it, minus the number that can
+    be lost after ``at``, if no frame up to it is a message; 0 or less if this is unknown. Raises:
+    StoreIOError.
 
     The next message of a queue may be after further damage, in which other messages of the queue
     were lost. So missing and possibly lost messages are both counted up to the end of each run of
@@ -180,8 +183,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the sum of missing messages at the first frame of each queue from it
-    on.
+    """Return, for each frame, the sum of the missing messages of all queues, each taken at the
+    queue's first frame from this frame on.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
@@ -210,8 +213,9 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: EarlierMessages) -> int:
-    """Return how many more messages are missing before the messages after ``[at, end)`` than can be
-    lost. ``behind``: queue offsets of these messages. StoreIOError.
+    """Return the number of messages missing before the messages after ``[at, end)``, minus the
+    number that can be lost. ``behind``: queue offsets of the messages after the range. Raises:
+    StoreIOError.
     """
     most = -lost
     for ends_before, extra in passed.known_before(source, at):
@@ -247,10 +251,10 @@ class Queues:
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
     """Return the offsets of each queue among consecutive frames in ``[start, end)``: of the first
-    ``most`` frames, or of the last ones if ``most`` is negative. None for a queue that proves
-    nothing.
+    ``most`` frames, or of the last ones if ``most`` is negative. The value is None for a queue
+    whose offsets prove nothing.
 
-    StoreIOError.
+    Raises: StoreIOError.
     """
     # The frames, in blocks; only as many are held as count.
     rows: deque[tuple[Queue, int, int]] = deque()

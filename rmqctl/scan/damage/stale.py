@@ -37,7 +37,9 @@ MAX_PAGE_RECORDS = 64
 """Largest number of stale records in one page: 4 KiB contain fewer."""
 _MAX_READ = 1000
 MAX_STALE_PLACES = 200
-"""Largest number of anomalies of a store that are examined: stale pages do not explain more."""
+"""Maximum number of anomalies in a store for which stale records are searched; more anomalies have
+other causes.
+"""
 _FAR = 1 << 20
 """Bytes beside damage that are read to find a record to which an entry points."""
 _MIN_CHUNK = 4 << 10
@@ -78,7 +80,7 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
     """Return the stale records at both ends of the undamaged positions ``[start, end)``.
 
     ``before``: store time (ms) of the last message before the damage that ends at ``start``, or
-    None. StoreIOError.
+    None. Raises: StoreIOError.
     """
     stale = Stale()
     if source.witness is None or source.head or start >= end or _is_led_at_borders(
@@ -97,7 +99,7 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
     """Return what the previous file shows about records at the start of a file: (store time (ms) of
     its last message, function that returns whether a record's queue offset is already used).
-    StoreIOError.
+    Raises: StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
     if past is None:
@@ -153,12 +155,12 @@ class Beside:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._end = source.base
-        """Physical end of the last damage, or start of the file, while no message follows."""
+        """Physical end of the last damage, or start of the file, until a message follows."""
         self._before: int | None = None
         """The store time of the last message before that damage."""
 
     def without(self, batch: Batch) -> Batch:
-        """Return the batch without stale records. StoreIOError."""
+        """Return the batch without stale records. Raises: StoreIOError."""
         begins = len(batch) > 0 and int(batch.offset[0]) == self._end
         damage = next((span for span in batch.spans if span.kind == DAMAGED), None)
         stale = Stale()
@@ -237,7 +239,7 @@ class Beside:
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     """Yield the contradicted records of a log file near anomalies at physical ``places``
     (ascending): an entry that points elsewhere, or queue offsets that do not continue. DLedger
-    files yield none, since their entries are chained. StoreIOError.
+    files yield none, since their entries are chained. Raises: StoreIOError.
     """
     witness, reach, last_yielded = source.witness, -1, -1
     if witness is None or source.head:
@@ -328,7 +330,7 @@ def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
 
 def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -> bool:
     """Return whether consume queue entries point to the first and the last record of physical
-    ``[start, end)``, as is nearly always the case. StoreIOError.
+    ``[start, end)``, as is nearly always the case. Raises: StoreIOError.
     """
     if not is_led(source, witness, start, end):
         return False

@@ -50,8 +50,8 @@ def _properties(data: Array) -> list[int]:
 
 
 def _topics(data: Array, end: int) -> set[int]:
-    """Return where a topic with its length before it may begin, if it ends at ``end``: names are
-    printable.
+    """Return the position where a topic with its length before it may begin, if it ends at ``end``.
+    Topic names are printable.
     """
     low = max(1, end - _MAX_TOPIC)
     window = data[low:end].astype(np.int32)
