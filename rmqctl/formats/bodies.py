@@ -19,8 +19,9 @@ MAX_MEMBERS = 10_000
 
 
 _FIRST_PIECE = 512
-"""Bytes that the decompressor of a member receives first, doubled each time. The input that a
-decompressor does not use is copied, and a body may consist of many small members.
+"""Number of bytes in the decompressor's first input for a member; each further input is twice as
+large. The input that a decompressor does not use is copied, and a body may consist of many small
+members.
 """
 
 
@@ -112,8 +113,8 @@ def _zstd(body: bytes) -> bytes:
 
 
 class Codec(NamedTuple):
-    """A codec; ``decompress`` returns the body as the producer passed it, or raises any
-    exception.
+    """A codec; ``decompress`` returns the body as the producer passed it to the client, or raises
+    any exception.
     """
 
     name: str
@@ -170,8 +171,8 @@ FORMS: dict[str, Callable[[bytes], tuple[str, str]] | None] = {
     "base64": _base64,
     "none": None,
 }
-"""Function for each form: from the body to (``body``, ``body_encoding``) of a message object; None
-omits both.
+"""For each form: the function that converts a body to (``body``, ``body_encoding``) of a message
+object; None omits these two fields.
 """
 
 

@@ -7,16 +7,16 @@ a body in a `Budget`; if a limit is exceeded, only that body is not decoded.
 from __future__ import annotations
 
 MAX_VALUES = 1_000_000
-"""Maximum number of values of one body; a value that is referenced several times counts
-each time.
+"""Maximum number of values in one body; a value that is referenced several times counts each
+time.
 """
 MAX_DEPTH = 100
 MAX_BYTES = 32 << 20
-"""Maximum bytes of the texts, keys and numbers of one value: four times the decoded bytes of a
-body.
+"""Maximum size in bytes of all texts, keys and numbers in one decoded body: four times the maximum
+size of a decompressed body.
 """
 _VALUE, _CONTAINER = 8, 32
-"""Bytes that a value or a container counts in addition to its text."""
+"""Number of bytes counted for each value or container, in addition to its text."""
 
 
 class BudgetError(ValueError):
@@ -24,7 +24,7 @@ class BudgetError(ValueError):
 
 
 class Budget:
-    """The remaining allowance of one body."""
+    """The remaining allowance of values and bytes for one body."""
 
     __slots__ = ("bytes", "values")
 
@@ -42,7 +42,7 @@ class Budget:
         self.text(size + _VALUE)
 
     def text(self, size: int) -> None:
-        """Count a text of ``size`` bytes that is not a value of its own, such as a key.
+        """Count a text of ``size`` bytes that is not a value, such as a key.
 
         Raises: BudgetError.
         """

@@ -87,7 +87,7 @@ END = Fixed(End, EndRecord)
 _START = layout.reader(Blank)
 HEAD_SIZE = ENTRY_HEAD.size
 INDEX_FILE_SIZE = 167_772_160
-"""Bytes of each index file; a broker's configuration cannot change the size."""
+"""Size in bytes of each index file; a broker's configuration cannot change it."""
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:

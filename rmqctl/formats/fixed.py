@@ -118,7 +118,7 @@ class FirstOfPage(Fixed[T]):
     def __init__(self, declaration: Any, record: type[T], last: str) -> None:
         super().__init__(declaration, record)
         self.least = self.field(last).offset + self.field(last).size
-        """Bytes of the fields that all versions write."""
+        """Size in bytes of the fields that all versions write."""
 
     def read(self, data: bytes) -> T:
         """Return the unit at the start of a file; fields of later versions are 0 if a short file
@@ -129,9 +129,9 @@ class FirstOfPage(Fixed[T]):
         return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
 
     def page(self, record: T) -> bytes:
-        """Return the entire page."""
+        """Return a page that contains the unit, padded with zeros."""
         return self.build(record).ljust(self.PAGE_SIZE, b"\0")
 
     def rest_is_zero(self, data: bytes) -> bool:
-        """Return whether only zeros follow the fields, as in every file that a broker writes."""
+        """Return whether only zeros follow the unit, as in every file that a broker writes."""
         return not data[self.size:].strip(b"\0")

@@ -157,8 +157,8 @@ def _numbered(above: Sequence[str], folder: str) -> str | None:
 def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
     """Return the kind of a file, or None.
 
-    ``parts``: those of the file's path (absolute, or as far as known). The other arguments are its
-    first bytes and its size in bytes.
+    ``parts``: the parts of the file's path (absolute, or as far as known). The other arguments are
+    its first bytes and its size in bytes.
     """
     by_path = from_path(parts)
     if by_path == COMMITLOG and dledger.detect(head) == dledger.FRAMED and _is_dledger(head, size):

@@ -16,9 +16,9 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK, Sound, Walk
 
 SKIPPED = 64 << 10
-"""Bytes that are skipped after a failed read."""
+"""Number of bytes that are skipped after a failed read."""
 STEP = 4 << 10
-"""Bytes per read just before an unreadable place."""
+"""Number of bytes per read just before an unreadable place."""
 _MAX_SKIPS = 1000
 
 

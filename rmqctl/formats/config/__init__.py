@@ -1,4 +1,5 @@
 """Configuration files as a broker writes them.
 
-The text of fastjson, the order of Java's maps, epoch files, the identity of the controller mode.
+JSON as fastjson writes it, the order of Java's maps, epoch files, and the broker identity of the
+controller mode.
 """

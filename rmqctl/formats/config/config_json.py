@@ -1,10 +1,10 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
-The standard decoder reads strict JSON, and also the dialect's one extension, map keys that are bare
-integers, after these keys are quoted. `_Reader` reads everything for which a position in the file
-is needed: in one pass, with an explicit stack and bounded depth. Oddities are reported; they are
-not fatal if the value is clear. Some files have keys that are objects (`object_keys`); the caller
-provides the text that replaces such a key.
+The standard decoder reads strict JSON. The dialect's only extension is map keys that are bare
+integers; they are quoted first. If a position in the file is needed, `_Reader` reads the file: in
+one pass, with an explicit stack and bounded depth. Oddities are reported; they are not fatal if the
+value is clear. Some files have keys that are objects (`object_keys`); the caller provides the text
+that replaces such a key.
 """
 
 from __future__ import annotations

@@ -127,6 +127,6 @@ def _crc(entries: list[Epoch], separator: str) -> int:
 
 
 def build(entries: list[Epoch], separator: str = "\n") -> bytes:
-    """Return the file that a broker writes on a system with this line separator."""
+    """Return the content of the file as a broker writes it on a system with this line separator."""
     head = f"{len(entries)}{separator}{_crc(entries, separator)}{separator}"
     return head.encode("ascii") + _text(entries, separator)

@@ -1,9 +1,9 @@
 """The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as in tiered storage.
 
-This map differs from a ``HashMap`` (`java_map`): the table doubles when three quarters are reached,
-not exceeded; doubling reverses the order of some keys of a bucket; a copy of another map has a
-larger table than its entries need. Not modelled: buckets of nine and more keys in tables of 64 and
-more, which become trees; that needs deliberately colliding keys.
+This map differs from a ``HashMap`` (`java_map`): the table doubles as soon as it is three quarters
+full, a ``HashMap`` only when it is fuller; doubling reverses the order of some keys of a bucket; a
+copy of another map has a larger table than its entries require. Not modelled: buckets of nine and
+more keys in tables of 64 and more, which become trees; that needs deliberately colliding keys.
 """
 
 from __future__ import annotations

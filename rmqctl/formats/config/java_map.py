@@ -1,8 +1,8 @@
 """The iteration order of a Java ``HashMap<String, String>`` (spec: commitlog.md §5.1).
 
-A broker that rebuilds a properties string writes the pairs in this order, so it affects bytes. A
-bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the table doubles when
-it contains more than three quarters of its capacity; a bucket keeps the insertion order.
+A broker that rebuilds a properties string writes the pairs in this order, so the order affects the
+stored bytes. A bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the
+table doubles when it is more than three quarters full; a bucket keeps the insertion order.
 Overwriting keeps a key's position, removing keeps the capacity.
 
 Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a tree, whose
@@ -38,7 +38,7 @@ def _spread(key: str) -> int:
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
-    """Return the table's capacity after ``key`` is added to the ``size`` keys ``earlier``."""
+    """Return the capacity of a table of ``size`` keys (``earlier``) after ``key`` is added."""
     if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
         mask = capacity - 1
         bucket = _spread(key) & mask

@@ -45,7 +45,7 @@ def read_digits(digits: str) -> int:
 
 
 def build(crc: int) -> bytes:
-    """Return the twenty bytes."""
+    """Return the twenty bytes of the property with this CRC."""
     raw: bytes = AppendedCrc.build({"digits": write_digits(crc)})
     return raw
 
@@ -68,7 +68,7 @@ def parse(data: bytes, base: int = 0) -> int:
 
 
 def compute(record: bytes | memoryview) -> int:
-    """Return the CRC of a complete record's bytes, without the last twenty."""
+    """Return the appended CRC of a complete record: over all bytes except the last twenty."""
     return zlib.crc32(memoryview(record)[:max(len(record) - SIZE, 0)]) & CRC_MASK
 
 

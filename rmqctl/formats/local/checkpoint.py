@@ -54,9 +54,9 @@ class CheckpointRecord(NamedTuple):
         """Return whether the checkpoint shows that a message was written after the newest message
         (ms) of a log that begins at physical offset ``begin``.
 
-        Both times that are set together with the log and its consume queues must show this, because
-        a single time may be damaged. If the log has no message (None), the earlier messages may
-        have expired, unless the log begins at 0.
+        The time of the log and the time of the consume queues must both show this, because a single
+        time may be damaged. If the log has no message (None), its messages may have expired, unless
+        the log begins at 0.
         """
         if newest is None and begin == 0:
             newest = 0

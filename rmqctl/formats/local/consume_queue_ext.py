@@ -1,7 +1,7 @@
 """ConsumeQueueExt: units of varying size beside a consume queue (spec: consumequeue.md §8).
 
 With ``enableConsumeQueueExt`` the tagsCode of a consume queue unit is the *address* of such a unit:
-its byte offset with the top bit set, a number that no sign-extended 32-bit hash can be.
+its byte offset with the top bit set, which no sign-extended 32-bit hash can equal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SIZE = layout.reader(Unit, "size")
 MAX_SIZE = (1 << 15) - 1
 END_MARK = b"\xff\xff"
 END_BLANK = 4
-"""Bytes at the end of a file that are reserved for the end mark."""
+"""Number of bytes at the end of a file that are reserved for the end mark."""
 
 _LONG_MIN = -(1 << 63)
 MAX_ADDRESS = -(1 << 31) - 1
-"""The greatest number that is a valid address."""
+"""The greatest valid address."""
 
 
 class UnitRecord(NamedTuple):

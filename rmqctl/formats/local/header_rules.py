@@ -23,16 +23,16 @@ NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
-"""The faults that a record's header alone shows."""
+"""Categories of faults that are visible in a record's header alone."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """Faults because of which a client's decoder drops this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
-"""Number of bits of the numeric properties that a broker parses when it checks a record: DELAY, and
-those of an inner batch.
+"""Width in bits of the numeric properties that a broker parses when it checks a record: DELAY, and
+the two properties of an inner batch.
 """
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
-"""The numeric fields that `alone` reads, by their column names."""
+"""The numeric fields that `alone` reads, named like the columns of a batch."""
 MAX_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
 """2012-01-01 (ms): no broker existed before this time."""
@@ -89,8 +89,8 @@ def is_number(value: str, bits: int) -> bool:
 
 
 def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
-    """Return the property because of which a broker's check of the record throws an exception; ""
-    for none.
+    """Return the name of the property that makes a broker's check of the record throw an exception;
+    "" if no property does.
 
     DELAY counts only in the schedule topic; the two properties of an inner batch count if both
     exist, for 5.x (spec: commitlog.md §9).
@@ -104,8 +104,8 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
     """Return whether a store time (ms) is impossible compared with the times of its neighbors:
-    before brokers existed, or years after both neighbors. If a clock is wrong for all of them,
-    nothing is reported.
+    before brokers existed, or years after both neighbors. If all three times come from a wrong
+    clock, nothing is reported.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.

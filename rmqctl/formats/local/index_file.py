@@ -177,7 +177,7 @@ _WORDS = ENTRY.size // SLOT.size
 
 
 def candidates(size: int) -> Iterator[IndexShape]:
-    """Yield possible shapes for a file of this size, the likely ones first, at most some
+    """Yield possible shapes for a file of this size, the likely ones first, at most about
     100,000.
     """
     words = (size - HEADER.size) // SLOT.size

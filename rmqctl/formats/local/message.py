@@ -82,9 +82,9 @@ batch request.
 BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
 MAX_FOLDER_NAME = 255
-"""Maximum bytes of a topic name, which is the name of a folder in `consumequeue/`."""
+"""Maximum length in bytes of a topic name, which is the name of a folder in `consumequeue/`."""
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
-"""Minimum bytes of a record: v1, IPv4, no body, no topic, no properties."""
+"""Minimum size in bytes of a record: v1, IPv4, no body, no topic, no properties."""
 CRC_MASK = 0x7FFFFFFF
 HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
 VARIANTS = tuple((born | store, magic) for magic in VERSIONS

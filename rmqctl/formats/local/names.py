@@ -63,5 +63,5 @@ def build_index(moment: datetime) -> str:
 
 
 def file_start(offset: int, file_size: int) -> int:
-    """Return the start of the file that contains stream position ``offset``."""
+    """Return the start offset of the file that contains stream position ``offset``."""
     return offset - offset % file_size

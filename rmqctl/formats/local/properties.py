@@ -23,11 +23,11 @@ REQUEUED = "RMQCTL_REQUEUED"
 """Property of a message that `dlq requeue` sent: the offset message id of its dead letter."""
 REAL_TOPIC = "REAL_TOPIC"
 NO_TOPIC = "-"
-"""The real topic of a timed message that rmqctl put in place of a lost one."""
+"""Value of `REAL_TOPIC` in a timed message that rmqctl put in place of a lost one."""
 REAL_QUEUE_ID = "REAL_QID"
 INNER = "INNER_"
-"""The common name prefix of four properties because of which a message gets further entries, or
-entries of another kind.
+"""Common name prefix of four properties that give a message further entries, or entries of another
+kind.
 """
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"

@@ -61,11 +61,11 @@ def _text(data: bytes, path: str) -> str:
 
 KEY_VERSION = 1
 OFFSETS, PULL_OFFSETS, TOPICS, GROUPS = 1, 2, 3, 4
-"""Numbers of the tables."""
+"""Table numbers in v2 keys."""
 TABLES = {OFFSETS: "consumer offset", PULL_OFFSETS: "pull offset", TOPICS: "topic",
           GROUPS: "group"}
 DATA_VERSION, DATA = 1, 2
-"""Record kinds."""
+"""Record kinds in v2 keys."""
 JSON = 1
 """Number of the JSON format, the first byte of the value of a topic or group."""
 DATA_VERSION_NAME = b"data_version"
@@ -133,8 +133,8 @@ class Key(NamedTuple):
 
 
 def table_start(table: int) -> bytes:
-    """Return the first bytes of all keys of a table; the first bytes of the next table are the end
-    of the range.
+    """Return the common prefix of all keys of a table; the prefix of the next table is the end of
+    the range.
     """
     start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
     return start[:-1]

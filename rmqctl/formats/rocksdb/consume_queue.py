@@ -23,9 +23,9 @@ CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
 record of the last batch.
 """
 MAX_KEY = 300
-"""Maximum bytes of a key that a broker creates."""
+"""Maximum size in bytes of a key that a broker creates."""
 _MAX_TOPIC = MAX_KEY - 19
-"""Maximum bytes of a topic whose entries have such a key."""
+"""Maximum length in bytes of a topic whose keys are not larger than `MAX_KEY`."""
 
 Row = Struct(
     "physical_offset" / Int64sb,

@@ -53,8 +53,8 @@ CompactedItem = Struct(*Item.subcons[:-1])
 
 
 class HeaderRecord(NamedTuple):
-    """``begin_timestamp`` is the creation time of the file (its local name); ``slot_count`` is the
-    number of used slots (5.1.x compacted: of all slots).
+    """The file header. ``begin_timestamp``: creation time of the file (its local name);
+    ``slot_count``: number of used slots (5.1.x compacted: of all slots).
     """
 
     magic: int
@@ -117,12 +117,12 @@ TAIL_SIZE = 4
 it is at the end of the file: END_MAGIC once the file is sealed and -1 before.
 """
 OLD_SPARE = 12
-"""5.1.x: unused bytes of the open form between the items and the seal. Its size is computed with
-the header of another kind of file (40 bytes), its positions with 28.
+"""5.1.x: unused bytes of the open form between the items and the seal. A broker computes the file
+size with the header size of another kind of file (40 bytes), but positions with 28 bytes.
 """
 
 MAX_SIZE = (1 << 31) - 1
-"""Maximum bytes of a file that a broker can map; positions in it have 32 bits."""
+"""Maximum size in bytes of a file that a broker can map; positions in it have 32 bits."""
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_MAX_ITEMS = 20_000_000
 MAX_CHAIN = 512
@@ -144,12 +144,12 @@ class TieredIndexShape(NamedTuple):
 
     @property
     def open_size(self) -> int:
-        """The size of the open form."""
+        """Size in bytes of a file in the open form."""
         return self.item_position(self.max_items) + (OLD_SPARE + TAIL_SIZE if self.old else 0)
 
     @property
     def items_at(self) -> int:
-        """The start of the items of either form."""
+        """Position of the first item, in either form."""
         return HEADER.size + self.slots * SLOT.size
 
     def slot_position(self, slot: int) -> int:

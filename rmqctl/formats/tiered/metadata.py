@@ -31,9 +31,9 @@ NEW, SEALED, DELETED = 0, 1, 2
 _TABLE = java_concurrent_map.sized(1024)
 """Number of buckets of a broker's tables, which are created for 1024 keys."""
 _ENTRY = 3
-"""The depth at which the entries of segments and queues are in the file."""
+"""Nesting depth of the entries of segments and queues in the file."""
 _CACHED = 1 << 14
-"""Maximum number of cached entry texts, some 6 MiB."""
+"""Maximum number of cached entry texts, about 6 MiB in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +286,17 @@ def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
 
 
 def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return (the order of the tables by path, the order of the tables of queues), which are copies
-    of large maps.
+    """Return the items in the order of a broker's outer tables (by path, by topic), which a broker
+    creates as copies of large maps.
     """
     source = dict(java_concurrent_map.ordered(table, _TABLE))
     return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
 
 
 def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
-    """Return the order of segments or queues by number, if they were added in ascending order."""
+    """Return the segments or queues of one table in the broker's order, if they were added in
+    ascending order.
+    """
     return java_concurrent_map.ordered(dict(sorted(table.items())))
 
 

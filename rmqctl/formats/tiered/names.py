@@ -24,7 +24,7 @@ OLD_INDEX_NAMES = ("0000", "1111", "2222")
 """The names of the local index files of 5.1.x: current, full, compacted."""
 METADATA_NAME = "tieredStoreMetadata.json"
 TIER_FOLDER = "tieredstore"
-"""The path of a tier inside a store, in the golden sets and in the documentation."""
+"""The path of a tier inside a store, in the test data and in the documentation."""
 
 _HASH = 8
 _DIGITS = 20

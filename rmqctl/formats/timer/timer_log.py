@@ -92,7 +92,7 @@ def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
 
 
 def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
-    """Return whether an end mark's magic is at the position where an end mark has it."""
+    """Return whether the unit at a position has the magic of an end mark."""
     return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 

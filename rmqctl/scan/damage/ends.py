@@ -46,7 +46,9 @@ _MAX_INSIDE = 64
 many.
 """
 _BEHIND = 1 << 20
-"""Bytes after the last possible end in which the next offsets of the queues are searched for."""
+"""Number of bytes after the last possible end in which the next offsets of the queues are searched
+for.
+"""
 
 
 @dataclass(frozen=True, slots=True)

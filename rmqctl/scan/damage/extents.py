@@ -63,9 +63,9 @@ from rmqctl.scan.resync import (
 from rmqctl.scan.source import Source
 
 _MAX_BODY = 32 << 20
-"""Bytes of a body whose CRC is checked to prove a size."""
+"""Maximum number of body bytes whose CRC is checked to prove a size."""
 _UNUSED = 64 << 10
-"""Bytes of zeros expected after the last record of a file: so many zeros are rare in a body."""
+"""Number of zeros expected after the last record of a file: so many zeros are rare in a body."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 

@@ -19,7 +19,9 @@ from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness
 
 WINDOW = 64 << 10
-"""Bytes around an offset that contain a page and its surroundings on both sides."""
+"""Number of bytes before and after an offset that cover its page and the surroundings of the
+page.
+"""
 
 Taken = Callable[[Record], bool]
 """Function that returns whether another intact message has the queue offset of a record."""

@@ -41,7 +41,7 @@ MAX_STALE_PLACES = 200
 other causes.
 """
 _FAR = 1 << 20
-"""Bytes beside damage that are read to find a record to which an entry points."""
+"""Number of bytes beside damage that are read to find a record to which an entry points."""
 _MIN_CHUNK = 4 << 10
 REASON = "stale records: consume queues and index contain other messages here"
 
