@@ -1,6 +1,6 @@
-"""Folders that keep replaced contents, since rmqctl never deletes data of a store: files and bytes
-go to ``.rmqctl/aside``, an unreadable topics.json to ``.rmqctl/kept``. Files that a plan moves
-aside are kept with its journal: see `rmqctl.repair.executor.journal`.
+"""Folders for replaced contents, since rmqctl never deletes data of a store: ``.rmqctl/aside``
+keeps files and bytes, ``.rmqctl/kept`` an unreadable topics.json. Files that a plan moves aside are
+kept with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 
 
 class AsideFolder:
-    """One folder ``.rmqctl/aside/TIME-PID`` for everything that one opening of a store replaces.
+    """One folder ``.rmqctl/aside/TIME-PID`` for everything that is replaced while a store is open.
 
     Files keep their paths relative to the store root; the folder is created at its first use.
     """
@@ -80,7 +80,7 @@ class Aside(NamedTuple):
 
 
 def asides(root: str) -> list[Aside]:
-    """Return the folders of contents that were moved aside in a store or a tier, oldest first.
+    """Return the folders with contents that were moved aside in a store or a tier, oldest first.
 
     Raises: StoreIOError.
     """

@@ -41,7 +41,7 @@ def used_ratio(folder: str) -> float:
 
 
 def over_watermark(folders: Iterable[str], ratio: float) -> bool:
-    """Return whether the file systems of all folders are used beyond `ratio`.
+    """Return whether the used share of each folder's file system exceeds `ratio`.
 
     A ratio of 1 or more is never exceeded, and no file system is checked then.
 
@@ -53,8 +53,8 @@ def over_watermark(folders: Iterable[str], ratio: float) -> bool:
 
 
 def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
-    """Return the folders whose file system is used beyond ``ratio``; a folder that cannot be
-    checked is not full.
+    """Return the folders on whose file system the used share exceeds ``ratio``. A folder that
+    cannot be checked is omitted.
     """
     full = set()
     for folder in folders:
@@ -67,7 +67,8 @@ def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
 
 
 def free_bytes(folder: str) -> int | None:
-    """Return the bytes that can still be written to the file system of a folder; None if unknown.
+    """Return the number of bytes that can still be written to the file system of a folder; None if
+    unknown.
 
     Raises: OSError.
     """
@@ -95,7 +96,9 @@ class Watch:
 
 
 def bytes_below(folder: str) -> int:
-    """Return the bytes on disk of all files below a folder; unreadable files are skipped."""
+    """Return the number of bytes on disk that all files below a folder occupy. Unreadable files are
+    skipped.
+    """
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -94,7 +94,7 @@ def _through_link(path: str) -> RefusedError:
 
 def refuse_own_links(root: str) -> None:
     """Raise RefusedError if a path that only rmqctl writes is a link: ``.rmqctl`` in ``root``, an
-    entry of it, a repair's folder, a file or folder of a repair.
+    entry of ``.rmqctl``, a repair's folder, a file or folder of a repair.
 
     Raises: StoreIOError too.
     """
@@ -249,10 +249,10 @@ def sync_folder(path: str) -> None:
 
 
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
-    """Create a folder and the missing ones above it; return the created ones, outermost first.
+    """Create a folder and its missing parent folders; return the created folders, outermost first.
 
-    Their directory entries are fsynced, unless the caller does that (`durable` False). No folder
-    has wider permissions than the folder that contains it.
+    Their directory entries are fsynced, unless ``durable`` is False: then the caller does that. No
+    folder has wider permissions than the folder that contains it.
     """
     missing = []
     folder = os.path.abspath(path)

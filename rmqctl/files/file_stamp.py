@@ -10,7 +10,7 @@ from rmqctl.files.durable import failed
 
 _FOLDER = -1
 _CLOCKS = (1, 100, 1_000, 1_000_000, 1_000_000_000)
-"""Resolutions (ns) in which file systems and archives store modification times."""
+"""Precisions (ns) with which file systems and archives store modification times."""
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -29,8 +29,8 @@ class FileStamp:
         return self.size == _FOLDER
 
     def fits(self, other: FileStamp | None) -> bool:
-        """Return whether `other` is the same file, unchanged, or a copy of it: a copy has another
-        inode, and its time may have a coarser resolution, as in archives and other file systems.
+        """Return whether `other` is the same unchanged file, or an unchanged copy: a copy has
+        another inode, and its time may be less precise, as in archives and other file systems.
         """
         if other is None or self.is_folder != other.is_folder:
             return False

@@ -1,13 +1,14 @@
 """The lock of a running broker on its store (spec: checkpoint-and-small-files.md §3).
 
 A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on Linux
-the two do not see each other, so `StoreLock` acquires both.
+these locks do not exclude each other, so `StoreLock` acquires both.
 
 A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
 drops it. So while a `StoreLock` is held this process must never open the file again, not even to
-find its holder (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` returns whether it is held.
-For the same reason a second lock in one process is refused before anything is opened: the flock
-alone would refuse it, but closing its descriptor would drop the POSIX lock of the first one.
+find its holder (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` returns whether this
+process holds the lock. For the same reason a second lock in one process is refused before anything
+is opened: the flock would refuse it, but closing the second descriptor would drop the POSIX lock of
+the first lock.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _REPLACED = "replaced"
 _POINTS = os.path.join(".rmqctl", "backup", "points")
 _TRIES = 4
 _PAUSE = 0.02
-"""Seconds between attempts at the flock: a probe holds it for a moment."""
+"""Seconds between attempts at the flock, which a probe holds for a moment."""
 
 _guard = threading.Lock()
 
@@ -85,7 +86,7 @@ class StoreLock:
         return self._fd >= 0
 
     def acquire(self) -> None:
-        """Take both locks.
+        """Acquire the POSIX lock and the flock.
 
         Raises: StoreHeldError, which names the holder if the system reports it.
         """
@@ -140,7 +141,9 @@ class StoreLock:
         return False
 
     def _refused_by(self, fd: int) -> str | None:
-        """Acquire both locks; return the kind of the lock that another process holds, else None."""
+        """Acquire the POSIX lock and the flock; return the kind of the lock that another process
+        holds, or None.
+        """
         start, length = lock_format.LOCKED_RANGE
         kind = "fcntl"
         try:
@@ -164,8 +167,8 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Release both locks. In a forked child, only close the descriptors without unlocking: the
-        locks belong to the parent, which keeps them.
+        """Release the POSIX lock and the flock. In a forked child, only close the descriptors
+        without unlocking: the locks belong to the parent, which keeps them.
         """
         if self._fd < 0:
             return

@@ -1,7 +1,7 @@
 """Finds the holder of a store's ``lock`` file without writing a byte.
 
-A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux the two do
-not see each other, so both are probed (spec: checkpoint-and-small-files.md §3).
+A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux these locks
+do not exclude each other, so both are probed (spec: checkpoint-and-small-files.md §3).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _FLOCK = struct.Struct("hhqqi")
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """``kind`` is ``fcntl``, ``flock`` or None; ``pid`` is None if the system does not report
-    it.
+    """State of a lock file. ``kind``: ``fcntl``, ``flock`` or None; ``pid``: None if the system
+    does not report it.
     """
 
     held: bool

@@ -17,9 +17,9 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
-    """Raise RefusedError for a link in a folder to which other users may write: ``path``
-    ``itself``, or a parent folder of ``path`` if everybody may write to the folder that contains
-    it.
+    """Raise RefusedError if a link is in a folder to which other users may write. The link may be
+    ``path`` (if ``itself``), or a parent folder of ``path`` in a folder to which everybody may
+    write.
 
     Raises: StoreIOError too.
     """

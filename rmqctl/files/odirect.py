@@ -1,8 +1,8 @@
-"""Writing of large blocks with O_DIRECT, past the page cache.
+"""Writing of large blocks with O_DIRECT, which bypasses the page cache.
 
 Data uploaded to a tier is not read again soon, and a gigabyte of it would evict pages that a broker
-on the same machine needs. It is also faster on virtual machines that allocate memory page by page.
-On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
+on the same machine needs. Direct writes are also faster on virtual machines that allocate memory
+page by page. On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmqctl.files import durable
 BLOCK = 4096
 """Alignment of positions, lengths and memory; no device needs more."""
 FROM = 1 << 17
-"""Minimum bytes of a direct write; smaller blocks would need too many device writes."""
+"""Minimum size in bytes of a direct write; smaller blocks would need too many device writes."""
 _PIECE = 4 << 20
 _FLAG = getattr(os, "O_DIRECT", 0)
 

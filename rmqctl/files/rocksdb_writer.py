@@ -24,7 +24,7 @@ _BATCH = 1 << 12
 
 
 class NewDatabase:
-    """A database being written into `folder`; the remains of a killed run are removed there.
+    """A database being written into `folder`, from which the remains of a killed run are removed.
 
     ``compressed``: compress its tables with LZ4. All methods raise MissingExtraError, StoreIOError.
     """

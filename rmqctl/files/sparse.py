@@ -12,7 +12,7 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 BLOCK = 1 << 20
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 _DIGESTED = 64 << 10
 
 
@@ -48,7 +48,7 @@ def content_digest(path: str) -> str:
     """Return a digest of a file's bytes; copies have the same digest, whatever their holes, times
     and inodes.
 
-    Raises: StoreIOError, also unless it is a regular file.
+    Raises: StoreIOError, also if it is not a regular file.
     """
     with FileSource(path) as source:
         digest = hashlib.blake2b(str(source.size).encode(), digest_size=16)
@@ -68,7 +68,7 @@ def same_content(first_path: str, other: str) -> bool:
     Ranges in which both files have a hole are not read: an index file of default size has up to 400
     MB of holes, and a preallocated consume queue file is mostly a hole.
 
-    Raises: StoreIOError, also unless both are regular files.
+    Raises: StoreIOError, also if one of them is not a regular file.
     """
     with FileSource(first_path) as first, FileSource(other) as second:
         if first.size != second.size:

@@ -11,14 +11,14 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync_file, sync_folder
 
 MANY = 256
-"""Number of files and folders from which on the entire file system is flushed instead."""
+"""Number of files and folders from which on the entire file system is flushed at once."""
 
 
 def sync_many(paths: Sequence[str], folder: str) -> None:
     """Flush files and folders, all on the file system of ``folder``, to the device.
 
-    Each fsync costs some milliseconds. For `MANY` or more, the entire file system is flushed
-    instead, if the system supports that.
+    Each fsync takes some milliseconds. For `MANY` or more files and folders, the entire file system
+    is flushed instead, if the operating system supports that.
 
     Raises: StoreIOError.
     """
@@ -29,7 +29,9 @@ def sync_many(paths: Sequence[str], folder: str) -> None:
 
 
 def _whole_file_system(folder: str) -> bool:
-    """Flush the file system to the device; return False if the system has no call for that."""
+    """Flush the file system to the device; return False if the operating system has no call for
+    that.
+    """
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError):

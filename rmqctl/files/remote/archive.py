@@ -39,8 +39,8 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""Bytes of disk space that unpacking leaves free, and the limit of unpacked zeros as a multiple of
-the free space.
+"""Number of bytes of disk space that unpacking leaves free, and the limit of unpacked zeros as a
+multiple of the free space.
 """
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Lengths of the name and of the extra field that precede the data of a zip member."""
@@ -236,8 +236,8 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """Return the store in an archive: in its folder ``inner``, else the only store. None if no file
-    exists at the URL; a folder may exist.
+    """Return the store in an archive: in its folder ``inner``, else the only store. None if the URL
+    does not exist, or is a folder.
 
     Raises: NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """

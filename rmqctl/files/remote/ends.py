@@ -7,19 +7,19 @@ from collections.abc import Generator, Iterator
 from rmqctl.scan.frames import used_length
 
 SAMPLES = {"commitlog": 4096, "consumequeue": 40}
-"""Folder -> bytes of a sample (complete entries), for files that are written from their
+"""Sample size in bytes (complete entries) for each folder with files that are written from their
 beginning.
 """
 SMALL = 1 << 20
-"""Bytes of the largest file that is read completely, not sampled."""
+"""Maximum size in bytes of a file that is read completely instead of sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""Bytes that are read to find the end of a queue, and the bytes that are read around that
-position.
+"""Number of bytes around the end of the data that are narrowed down by samples, and numbers of
+bytes that are read before and after it.
 """
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""Number of equal distances between samples in the first step of a search (for a log file: the
-second number), and number of samples in further steps."""
+"""Number of equal distances between samples in the first step of a search, the same number for a
+log file, and number of samples in each further step."""
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
@@ -27,8 +27,8 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
     """Search for the end of the data in a preallocated file: yield the positions to read, receive
     the bytes there, return the position after the data; None if samples contradict each other.
 
-    Zeros before the end are a contradiction in files without ``has_holes``, data after it in all
-    files.
+    Data after the end always contradicts other samples; zeros before the end do so in files without
+    ``has_holes``.
     """
     blocks = -(-size // grain)
     gap = max(_GAP, grain)
@@ -64,7 +64,7 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
 
 
 def _growing(size: int) -> Iterator[int]:
-    """Yield distances: first a page, then ever larger up to the size of a file."""
+    """Yield distances that grow from a page to the size of a file."""
     place = _PAGE
     while place < size:
         yield place
@@ -72,5 +72,5 @@ def _growing(size: int) -> Iterator[int]:
 
 
 def _all_rows(data: bytes) -> bool:
-    """Return whether no entry of a consume queue is zero."""
+    """Return whether a sample of a consume queue has no entry that is zero."""
     return all(any(data[start:start + _ROW]) for start in range(0, len(data), _ROW))

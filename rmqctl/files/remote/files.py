@@ -74,7 +74,7 @@ class RemoteFiles(RemoteReader):
 
     @property
     def _renames(self) -> bool:
-        """Return whether the driver has folders and a rename of its own, as file servers do."""
+        """Return whether the driver has folders and can rename files, as file servers do."""
         from fsspec import AbstractFileSystem
 
         return type(self._fs).mv is not AbstractFileSystem.mv

@@ -1,7 +1,7 @@
 """Lists the files below a URL by path, each with its size and its identity.
 
-An object store lists all at once; a file server is listed folder by folder, all folders of one
-depth at the same time. Names that are invalid on a disk are skipped.
+An object store lists all files at once; a file server is listed folder by folder, with all folders
+of one depth at the same time. Names that are invalid on a local disk are skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Row = Mapping[str, Any]
 
 
 class RemoteListing(NamedTuple):
-    """``links``: paths of links that are not followed; ``folders``: paths of folders that the
-    server lists.
+    """Result of a listing. ``links``: paths of links that are not followed; ``folders``: paths of
+    folders that the server lists.
     """
 
     files: dict[str, Listed]
@@ -113,7 +113,7 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether each part of a path is a valid file name on a disk."""
+    """Return whether each part of a path is a valid file name on a local disk."""
     parts: Iterable[str] = path.split("/")
     return "\0" not in path and not any(part in ("", ".", "..") for part in parts)
 

@@ -27,11 +27,11 @@ from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
 _MIN_RANGE, _MAX_RANGE = 64 << 10, 4 << 20
-"""Bytes of the first range of a file, and of the largest range of a read-ahead."""
+"""Size in bytes of the first range of a file, and of the largest range that is read ahead."""
 _SINGLE = 1 << 10
-"""Bytes of a range for samples, and of a range for single entries and records."""
+"""Size in bytes of a range for samples, and of a range for single entries and records."""
 _MAX_KEPT = 32 << 20
-"""Maximum bytes of all cached ranges."""
+"""Maximum size in bytes of all cached ranges."""
 _FEW = 2
 """Number of queues whose ends are determined one by one, and number of small files that are read
 one by one; after that, all others are requested together.
@@ -39,7 +39,7 @@ one by one; after that, all others are requested together.
 _NO_END = 1 << 62
 _TRIES = 4
 _PAUSE = 0.25
-"""Seconds before the second attempt; twice as many before the next one."""
+"""Seconds before the second attempt; each further wait is twice as long."""
 _GIVEN_UP = 10.0
 """Seconds for which an unreadable file is not requested again."""
 

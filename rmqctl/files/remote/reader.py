@@ -1,6 +1,6 @@
 """Files at a URL, read through fsspec: object stores, file servers, memory (for tests).
 
-Only ranges are requested, never an entire file. Sizes are remembered from the last listing or
+Only ranges are requested, never an entire file. File sizes are remembered from the last listing or
 request, so that a read within a known size costs one request.
 """
 

@@ -40,7 +40,9 @@ def encoded(path: str) -> str:
 
 
 def name_in(link: str, folder: str) -> str | None:
-    """Return the name of the entry of ``folder`` that a link points to; None for another page."""
+    """Return the name of the entry of ``folder`` that a link points to; None if it points
+    elsewhere.
+    """
     start = f"{folder.rstrip('/')}/"
     rest = html.unescape(link)
     if not rest.startswith(start) or "?" in rest or "#" in rest:

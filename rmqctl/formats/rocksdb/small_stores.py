@@ -26,8 +26,9 @@ Fields = dict[str, Any]
 
 
 def pop_state(key: bytes, value: bytes) -> Fields:
-    """Return the fields of a POP check point: a message that was popped and not yet
-    acknowledged.
+    """Return the fields of a POP check point: a message that was popped and not yet acknowledged.
+
+    Raises: FormatError.
     """
     tail = len(key) - PopTail.sizeof()
     middle = key[Number.sizeof():max(tail, 0)]

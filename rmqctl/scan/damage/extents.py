@@ -72,8 +72,11 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Verdict on bytes without a record. ``resume``: the position where the log continues; None if
-    nothing provable follows.
+    """Verdict on bytes without a record.
+
+    ``resume``: the position where the log continues; None if nothing provable follows.
+    ``located``: whether the bytes before it are one damaged record. ``doubtful``: frames in between
+    that may be records of the log.
     """
 
     resume: int | None
@@ -96,7 +99,10 @@ class Extent:
 
 
 def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resumption:
-    """Return the verdict on the bytes at ``at``, where a record was expected but not found."""
+    """Return the verdict on the bytes at ``at``, where a record was expected but not found.
+
+    No record begins before ``search``; ``passed``: the preceding messages. Raises: StoreIOError.
+    """
     references = References(source)
     own = own_extent(source, at, references)
     if own is None:
