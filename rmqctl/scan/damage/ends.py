@@ -53,8 +53,10 @@ for.
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where messages continue after damage. ``resume``: that position; None if it cannot be proven.
-    ``undecided``: the frames before it that may be messages.
+    """Result of a search for the end of damage.
+
+    ``resume``: position where messages continue; None if it cannot be proven. ``undecided``: the
+    frames before this position that may be messages.
     """
 
     resume: int | None
