@@ -148,8 +148,8 @@ class Aggregate:
 
     @property
     def total(self) -> Sums | None:
-        """Return the sums of all messages; a message in several groups counts once. None without
-        messages.
+        """Return the sums of all messages; a message in several groups counts once. None if no
+        message was counted.
         """
         sums = Sums(*self._all[:, 0].tolist())
         return sums if sums.messages else None

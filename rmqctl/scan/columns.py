@@ -62,8 +62,8 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
     """Return the named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical
     order.
 
-    ``base`` is the physical offset of the file's first byte: ``position`` counts from there.
-    Without names: see `message_columns`.
+    ``base`` is the physical offset of the file's first byte: ``position`` is relative to this
+    offset. Without names: see `message_columns`.
 
     Raises: KeyError for an unknown name.
     """

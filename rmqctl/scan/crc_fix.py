@@ -95,8 +95,8 @@ def one_byte(length: int, syndrome: int) -> list[ByteChange]:
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
-    """Return the pattern of flipped bits at a known position that causes the difference; None
-    without such a pattern.
+    """Return the pattern of flipped bits at a known position that causes the difference; None if no
+    pattern does.
 
     ``first_bit`` is 8 * position + bit, where bit 0 is the lowest bit of a byte; bit 0 of the
     pattern is at ``first_bit``. For up to 32 ``bits`` at most one pattern matches, and for exactly

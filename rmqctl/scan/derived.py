@@ -309,8 +309,8 @@ def delays(levels: delay.Levels) -> Array:
 
 
 class TopicNumbers:
-    """The topics of a pass, by number. Messages of the topics ``others`` are processed
-    by column.
+    """The topics of one pass of the kernel, by number. Messages of the topics in ``others`` are
+    processed by column instead.
     """
 
     def __init__(self, others: Container[str] = ()) -> None:

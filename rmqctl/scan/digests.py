@@ -82,7 +82,7 @@ def _hashes(data: bytes, start: Array, length: Array) -> Array:
 
 def _born_addresses(batch: Batch) -> Array:
     """Return the born address of each record as a number (int64); the two halves of an IPv6 address
-    are mixed.
+    are combined.
     """
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)

@@ -103,14 +103,16 @@ class Cells:
         np.take(self.put(forms), which, axis=1, out=self._column())
 
     def digits(self, texts: bytes) -> None:
-        """Add texts of equal length that are adjacent in memory."""
+        """Add a column of texts of equal length that are adjacent in memory."""
         width = len(texts) // self._rows
         start = self.put([texts])[0, 0]
         column = self._column()
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
     def add(self, cells: Array, rows: Array | None = None, absent: bytes = b"") -> None:
-        """Add the result of `make` or `put` to all rows, or to the rows ``rows``."""
+        """Add a column: ``cells`` (from `make` or `put`) in all rows, or in ``rows`` with
+        ``absent`` in all other rows.
+        """
         column = self._column()
         if rows is None or len(rows) == self._rows:
             column[:] = cells

@@ -33,7 +33,8 @@ class Timeline:
     """Messages and their bytes by store time, in steps of ``step`` ms: at most `MAX_STEPS`.
 
     ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: the
-    number of messages with a time before there were brokers or after 2099, which are in no step.
+    number of messages with a time before brokers existed or after 2099, which are not counted in
+    any step.
     """
 
     def __init__(self) -> None:

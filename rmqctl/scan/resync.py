@@ -63,8 +63,8 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """Return the bytes of the record whose frame begins at ``position`` if magic, offset and
-    lengths match, and the fields of its DLedger entry if there is one.
+    """Return the bytes of the record whose frame begins at ``position``; None unless magic, offset
+    and lengths match, in a DLedger log also those of its entry.
     """
     entry = None
     if source.head:

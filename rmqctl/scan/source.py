@@ -126,8 +126,9 @@ class Witness(Protocol):
 class Source(Protocol):
     """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
 
-    ``witness``: independent evidence about the log that contains these bytes; None without a log.
-    ``head``: size of the DLedger entry header before each record; 0 in a plain log.
+    ``witness``: independent evidence about the log that contains these bytes; None if the bytes
+    belong to no known log. ``head``: size of the DLedger entry header before each record; 0 in a
+    plain log.
     """
 
     name: str

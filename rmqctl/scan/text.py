@@ -94,12 +94,12 @@ def texts_of(raw: Sequence[bytes]) -> Texts:
 
 
 def topics(batch: Batch) -> Texts:
-    """Return the topic of each message, by its position in the batch."""
+    """Return the topic of each message, in the order of the batch."""
     return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
 def properties(batch: Batch) -> Texts:
-    """Return the stored properties string of each message, by its position in the batch."""
+    """Return the stored properties string of each message, in the order of the batch."""
     return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
 
 

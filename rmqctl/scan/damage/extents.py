@@ -444,8 +444,8 @@ def _body(source: Source, at: int, magic: int) -> tuple[int, int]:
 
 
 def _least_size(source: Source, at: int, magic: int) -> int:
-    """Return the smallest size of a record with the body length in its header; 0 without a valid
-    length.
+    """Return the smallest size of a record with the body length in its header; 0 if this length is
+    invalid.
     """
     start, length = _body(source, at, magic)
     return start + length if 0 <= length <= source.size - at - start else 0

@@ -114,7 +114,7 @@ def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | N
 
 
 def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
-    """Judge consecutive records to none of which an entry points, and add them to ``stale``."""
+    """Judge consecutive records to which no entry points, and add them to ``stale``."""
     if not 0 < len(some) <= MAX_PAGE_RECORDS:
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
