@@ -54,7 +54,9 @@ class QueueTable:
         self._table: Array = np.zeros(0, np.int32)
 
     def encode(self, topic: Array, queue_id: Array) -> Array:
-        """Return numbers (int64) from topic numbers of the dictionary and queue ids."""
+        """Return the number of each message's queue (int64), from topic numbers of the dictionary
+        and queue ids.
+        """
         short = len(self._topics) * _DENSE - len(self._table)
         if short > 0:
             self._table = np.concatenate([self._table, np.full(short, -1, np.int32)])
@@ -181,8 +183,8 @@ class DerivedColumns:
     """Tags codes of messages, and the keys of their index entries in index order.
 
     ``key_row`` is the message of a key, ``key_hash`` the hash in its entry (all int64).
-    ``properties`` are those of the messages, None if no message has a property of a broker's queues
-    (``INNER_BASE`` and similar).
+    ``properties``: the properties of the messages; None if no message has a property that concerns
+    queues, such as ``INNER_BASE``.
     """
 
     tags: Array

@@ -42,7 +42,7 @@ class Span:
 
     ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` describe the
     fault, and ``located`` means that the span is exactly one record (not the result of a search for
-    the next). ``doubtful``: frames in it that may be records of the log or part of a body.
+    the next). ``doubtful``: frames in the span that may be records of the log or part of a body.
     """
 
     kind: str
@@ -153,7 +153,7 @@ def used_length(data: bytes) -> int:
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
     """Return the positions (int64) of at most ``most`` records, found by following the record sizes
-    from ``at``. Each record has ``head`` other bytes before it.
+    from ``at``. Before each record are ``head`` bytes of an entry header.
     """
     starts: list[int] = []
     last = filled - _SIZE.size
@@ -339,8 +339,8 @@ def gathered(batches: Sequence[Batch]) -> Batch:
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
                  head: int = 0) -> Batch:
-    """Return the consecutive records from ``data[at:]`` on, found by following their sizes; each
-    has ``head`` other bytes before it.
+    """Return the consecutive records from ``data[at:]`` on, found by following their sizes; before
+    each record are ``head`` bytes of an entry header.
 
     The records end before the first one that is not proved (see `examine`) or whose frame starts at
     or after ``end``; at most ``most`` are returned. ``base`` is the physical offset of ``data[0]``.

@@ -166,8 +166,8 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
     """Return the number of messages missing before the next file, minus the number that can be
-    lost, if no frame in this file is a message; None if the next file does not show the first
-    number. Raises: StoreIOError.
+    lost, if no frame in this file is a message; None if the first number is unknown. Raises:
+    StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -204,7 +204,9 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
-    """Return the frames that begin in positions ``[low, high)``, and known frames after them."""
+    """Return the frames that begin in positions ``[low, high)``, and later frames that are already
+    known.
+    """
     # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source
     ahead = _AHEAD.get(file)

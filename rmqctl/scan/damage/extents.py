@@ -15,10 +15,10 @@ none:
    other frames belong to the body.
 4. The size is unknown: records of the log are frames with a consume queue or index entry, and
    frames after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All others
-   are undecided, unless their own queue contradicts them. (In a file that belongs to no store, and
-   is not scanned by itself, the log continues at the first frame that is after the end stored in
-   the damaged record, or is followed without a gap by frames that extend over that end: these were
-   written over a torn record.)
+   are undecided, unless their own queue contradicts them. (Exception: in a file that belongs to no
+   store and is not scanned by itself, the log continues at the first frame after the end that the
+   damaged record states, or at the first of consecutive frames that extend over that end: these
+   were written over a torn record.)
 """
 
 from __future__ import annotations

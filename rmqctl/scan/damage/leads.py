@@ -160,8 +160,8 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Return whether an entry for the record's offset has its size, give or take one bit; None
-        without an entry for that offset.
+        """Return whether an entry for the record's offset has its size, apart from at most one
+        flipped bit; None if no entry has that offset.
         """
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
@@ -178,8 +178,8 @@ class Leads:
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
 
     def around(self, record: Record) -> tuple[int, int] | None:
-        """Return (physical offset, size) of an entry whose message contains the record; None
-        without one.
+        """Return (physical offset, size) of an entry whose message contains the record; None if no
+        such entry exists.
         """
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return next(((place, size) for place, size in (*self._rows_before, *self.rows)
@@ -195,8 +195,8 @@ class Leads:
                 and bool(len(self.witness.keys(end, end + WINDOW)[0])))
 
     def _lacks_entry(self, record: Record) -> bool:
-        """Return whether the record's queue has no entry for it, but queues have entries for later
-        records.
+        """Return whether the record's queue has no entry for it, but some queues have entries for
+        later records.
         """
         end = record.physical_offset + record.total_size
         return (sysflag.has_consume_queue_row(record.sys_flag)

@@ -1,18 +1,18 @@
 """Judge intact records in damage by the queue offsets around it, in a log of one queue.
 
-The log of a tier contains all messages of one queue and no others (tiered.md §7). So between two
-messages, it contains a record for each queue offset between theirs: the *slots*. A damaged record
-has one slot, and so has each message after it; frames in a body have none. The sender of a message
-may know the slots, so the fields of a frame prove nothing by themselves: the records of all slots
-must fit into the range.
+The log of a tier contains all messages of one queue and no others (tiered.md §7). So the range
+between two messages contains a record for each queue offset between those of the two messages: the
+*slots*. A damaged record has one slot, and so has each message after it; frames in a body have
+none. The sender of a message may know the slots, so the fields of a frame prove nothing by
+themselves: the records of all slots must fit into the range.
 
 * One slot: it belongs to the damaged record, and everything in the range is its body. Exception: if
   a write was interrupted and its messages were written again, the range has more records than
   slots. Then the range does not end like a message, or the frame at its end has the slot.
 * More slots than frames: if each frame has a slot, the other slots belong to damaged records. If
-  frames were in the body of one of these, the messages of their slots would be in the range as
-  well, damaged, each at least as long as a message's header (its topic and properties may be the
-  last bytes of a frame). If one more message would not fit, the frames are messages.
+  frames were in the body of one of these, the range would also contain the messages of these slots,
+  damaged, each at least as long as a message's header (its topic and properties may be the last
+  bytes of a frame). If one more message would not fit, the frames are messages.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No CRC covers the properties of most records (spec: commitlog.md §5). Anything that a producer may
 send is valid: any text, empty values, no separator at the end. An appended CRC that matches proves
-the properties, whatever they hold (spec: commitlog.md §5.4).
+the properties, whatever they contain (spec: commitlog.md §5.4).
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class References:
         return None
 
     def begins(self, start: int, end: int) -> int | None:
-        """Return the first position in ``[start, end)`` to which a consume queue entry points, or
-        None.
+        """Return the first position in ``[start, end)`` to which a consume queue entry points; None
+        if no entry does.
         """
         if self._witness is None or start >= end:
             return None
@@ -90,8 +90,8 @@ class References:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Return whether a record with the size in a consume queue entry, or with an indexed key,
-        is at a position.
+        """Return whether the record at a position has the size in a consume queue entry for it, or
+        a key that the index contains for it.
         """
         size = located_size(self._source, at)
         if size is None:

@@ -8,11 +8,11 @@ this is a proof that the range is not one body, whatever its frames contain, sin
 on messages outside the range.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
-among the messages right before the range and right after it, and if no more are missing than fit
-into the range: a flipped bit, or a log with removed messages (compaction), proves nothing. A batch
-of messages uses as many offsets as its sender chooses, so topics with batches do not count.
-Prepared messages and rollbacks have no offset. A message uses one offset of its own topic, and
-further offsets only in light message queues (LMQ), which do not count either.
+among the messages right before the range and right after it, and if the missing messages fit into
+the range: a flipped bit, or a log with removed messages (compaction), proves nothing. A batch of
+messages uses as many offsets as its sender chooses, so topics with batches do not count. Prepared
+messages and rollbacks have no offset. A message uses one offset of its own topic, and further
+offsets only in light message queues (LMQ), which do not count either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rmqctl.scan.source import Source
 
 _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
-"""Frames right before and right after a range that are examined."""
+"""Number of frames that are examined right before a range, and right after it."""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
 """Number of runs of frames over which missing messages are counted together; largest number of runs

@@ -134,7 +134,7 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
 
 
 def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of undamaged positions; if they are very many, only those near both
+    """Return the records of undamaged positions; if there are very many, only those near both
     ends.
     """
     if end - start <= 2 * _FAR:
