@@ -91,7 +91,7 @@ INDEX_FILE_SIZE = 167_772_160
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
-    """Return the fault of an entry header, if any."""
+    """Return the first fault of an entry header; None if the header is valid."""
     if head.magic != MAGIC_ENTRY and head.magic not in CONTROL:
         return FormatError(f"invalid entry magic: {head.magic}", offset=where, path="magic")
     if head.body_length < 0:
@@ -129,7 +129,7 @@ def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
 
 
 def build_end(size: int) -> bytes:
-    """Return the end mark of a file with ``size`` bytes left."""
+    """Return the bytes of an end mark that has ``size`` bytes to the end of the file."""
     return END.build(EndRecord(MAGIC_END, size))
 
 

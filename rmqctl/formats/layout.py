@@ -160,7 +160,9 @@ def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
-    """Return (size in bytes, struct code) of a fixed-width field, wherever its position is."""
+    """Return (size in bytes, struct code) of a fixed-width field, even if its position is not
+    fixed.
+    """
     for field_name, size, code in _walk(declaration, Container(context)):
         if field_name == name and size is not None:
             return size, code

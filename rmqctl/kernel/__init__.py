@@ -73,8 +73,8 @@ def chosen() -> ModuleType | None:
 
 
 def source_digest(folder: Path | zipfile.Path) -> int:
-    """Return a digest of the kernel's source as a number, which the compiled module contains as
-    well.
+    """Return a digest of the kernel's source as a number. The compiled module contains the same
+    number.
     """
     return crc32(b"".join(source.read_bytes() for source in sources(folder)))
 

@@ -151,7 +151,9 @@ _COMPUTED: dict[str, Callable[[_Messages], pa.Array]] = {
     "record": lambda messages: binary(Texts(messages.batch.data, messages.batch.start,
                                             messages.batch.column("total_size"))),
 }
-"""Functions of all columns that are more than one integer field of the record."""
+"""Functions that compute the columns, except for columns that are one integer field of the
+record.
+"""
 
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:

@@ -44,7 +44,7 @@ _FEW_BYTES = 1 << 16
 
 
 class ByteChange(NamedTuple):
-    """The bits ``xor`` (1 to 255) of the byte at ``position`` are flipped."""
+    """A change of one byte: the bits ``xor`` (1 to 255) of the byte at ``position`` are flipped."""
 
     position: int
     xor: int

@@ -277,7 +277,7 @@ class Batch:
         return is_ok
 
     def bytes_at(self, index: int) -> bytes:
-        """Return the bytes of the intact record number ``index`` of this batch."""
+        """Return the bytes of record number ``index`` of this batch. The record must be intact."""
         at = int(self.start[index])
         return self.data[at:at + int(self.column("total_size")[index])].tobytes()
 

@@ -178,7 +178,9 @@ def _tag(keys: KeyNumbers, batch: Batch) -> Codes:
 
 
 def _key(keys: KeyNumbers, batch: Batch) -> Codes:
-    """Return every key of KEYS, a duplicate key only once per message; None without keys."""
+    """Return every key of KEYS, a duplicate key only once per message; None for a message without
+    keys.
+    """
     properties = PropertySegments(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)

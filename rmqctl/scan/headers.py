@@ -85,8 +85,8 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """Add ``count`` messages of one host within half a year, all with possible times. The rows
-        are the first two and the last two messages.
+        """Add ``count`` messages of one host, whose times are possible and within half a year.
+        ``heads``: the rows of the first two and the last two messages.
         """
         if count < _ENDS:
             self._join(heads[[0, 1, 3][:count]])
@@ -116,7 +116,7 @@ class Headers:
         self.first_back = first if self.first_back is None else self.first_back
 
     def merge(self, other: Headers) -> None:
-        """Merge the next part into this one."""
+        """Merge the anomalies of the next part of the log into this object."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
         self._count_born(other.odd_born, other.first_odd_born)

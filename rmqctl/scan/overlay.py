@@ -18,7 +18,9 @@ Parts = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class OverlayPiece:
-    """``size`` bytes at position ``at`` of a file. The positions in ``parts`` count from ``at``."""
+    """A piece: ``size`` bytes at position ``at`` of a file. The positions in ``parts`` are relative
+    to ``at``.
+    """
 
     at: int
     size: int
@@ -33,7 +35,7 @@ class OverlayPiece:
         return cls(position, len(data), ((0, data),) if data else ())
 
     def read_into(self, buffer: memoryview, position: int) -> None:
-        """Fill ``buffer`` with the bytes from ``position`` (counted from ``at``) on."""
+        """Fill ``buffer`` with the bytes from ``position`` on, relative to ``at``."""
         buffer[:] = bytes(len(buffer))
         until = position + len(buffer)
         first = max(0, bisect_right(self.parts, position, key=lambda part: part[0]) - 1)

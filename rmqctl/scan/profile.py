@@ -18,7 +18,7 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 
 MESSAGES = "messages"
 KINDS = (MESSAGES, BLANK, ZERO, DAMAGED)
-"""The rows of `LogProfile.cells`."""
+"""The kinds of bytes, one for each row of `LogProfile.cells`."""
 LATEST = 4_102_444_800_000
 """2100-01-01 (ms): messages with a later store time are not counted in any step."""
 STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (

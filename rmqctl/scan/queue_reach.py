@@ -360,7 +360,7 @@ def telling(place: Array) -> Array:
 
 
 def ascending(values: Array) -> Array:
-    """Return the positions of a longest strictly ascending part of the values."""
+    """Return the positions of a longest strictly ascending subsequence of the values."""
     if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
         return np.arange(len(values))
     tails: list[int] = []

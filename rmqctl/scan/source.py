@@ -49,7 +49,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 BESIDES_BODY = 64 << 10
-"""More bytes than all fields of a record except the body can have."""
+"""Upper limit for the size in bytes of all fields of a record except the body."""
 LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 """Maximum record size if a broker's ``maxMessageSize`` (4 MiB) was never changed."""
 

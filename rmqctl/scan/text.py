@@ -249,7 +249,7 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
 
 
 class TextTable:
-    """Numbers of texts in the order of first appearance, by the kernel's table."""
+    """A table of the kernel that numbers texts in the order of first appearance."""
 
     def __init__(self) -> None:
         self._make(_SAMPLE, _SAMPLE * _WORD)
@@ -316,7 +316,7 @@ class KnownTexts:
         self._table = TextTable()
 
     def __reduce__(self) -> Any:
-        """Return an empty table for another process, which soon contains the texts again."""
+        """Return an empty table for another process, which fills it again."""
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:

@@ -86,14 +86,15 @@ class Walk:
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
     ``first`` is its position. This is a guess, unlike `start_of`: a record in a body may be
-    mistaken for it. ``position`` is the walk's position: the seam to the next range. With
-    ``growing`` the walk ends at the first bytes that are neither a message nor a blank record: in a
-    file that is being written they are not complete yet. ``by_itself``: the file belongs to no
-    store, and frames in the body of a damaged record are not its messages; ``is_dense``: whether it
-    has all messages of its queues. ``whole``: the frames of a buffer are one batch, whatever damage
-    is between them; else each batch ends with the first damage. ``beside`` removes stale records,
-    which look like messages, from each batch (`rmqctl.scan.damage.stale`). ``sound`` is called
-    first with the data read; the records that it skips are in no batch.
+    mistaken for it. ``position`` is the walk's position; after the walk, the next range begins
+    there. With ``growing`` the walk ends at the first bytes that are neither a message nor a blank
+    record: in a file that is being written they are not complete yet. ``by_itself``: the file
+    belongs to no store, and frames in the body of a damaged record are not its messages;
+    ``is_dense``: whether it has all messages of its queues. ``whole``: the frames of a buffer are
+    one batch, whatever damage is between them; else each batch ends with the first damage.
+    ``beside`` removes stale records, which look like messages, from each batch
+    (`rmqctl.scan.damage.stale`). ``sound`` is called first with the data read; the records that it
+    skips are in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,

@@ -272,7 +272,7 @@ def tree_in(archive: str, inner: str) -> Tree | None:
 
 
 _Contents = dict[str, "_Member | str"]
-"""Path -> a file, `_LINK` or `_FOLDER`."""
+"""Contents of an archive: path -> a file, `_LINK` or `_FOLDER`."""
 _LINK, _FOLDER = "link", "folder"
 
 

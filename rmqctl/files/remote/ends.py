@@ -13,13 +13,13 @@ beginning.
 SMALL = 1 << 20
 """Maximum size in bytes of a file that is read completely instead of sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""Number of bytes around the end of the data that are narrowed down by samples, and numbers of
-bytes that are read before and after it.
+"""Sizes in bytes: the gap around the end of the data at which sampling stops, and the bytes that
+are read before and after this gap.
 """
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""Number of equal distances between samples in the first step of a search, the same number for a
-log file, and number of samples in each further step."""
+"""Number of intervals between samples in the first step of a search, the same for a log file, and
+number of samples in each further step."""
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
@@ -72,5 +72,5 @@ def _growing(size: int) -> Iterator[int]:
 
 
 def _all_rows(data: bytes) -> bool:
-    """Return whether a sample of a consume queue has no entry that is zero."""
+    """Return whether every entry in a sample of a consume queue is nonzero."""
     return all(any(data[start:start + _ROW]) for start in range(0, len(data), _ROW))

@@ -330,7 +330,7 @@ def failing(where: str, doing: str) -> Iterator[None]:
 
 
 def _numbered(error: OSError) -> OSError:
-    """Return the error with its errno: drivers raise FileNotFoundError and others with only a
+    """Return the error with an errno: drivers raise errors such as FileNotFoundError with only a
     path.
     """
     if error.errno is None:

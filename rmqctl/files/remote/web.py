@@ -52,7 +52,7 @@ def name_in(link: str, folder: str) -> str | None:
 
 
 def patient(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of the driver, with a timeout if none is set."""
+    """Return the driver's options, with a default timeout if they have none."""
     import aiohttp
 
     of_client = dict(options.get("client_kwargs") or {})

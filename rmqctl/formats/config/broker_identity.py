@@ -36,7 +36,7 @@ def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
 
 
 def parse(data: bytes) -> BrokerIdentity:
-    """Return the identity.
+    """Return the identity in a file's content.
 
     Raises: FormatError that names the missing or invalid part.
     """
@@ -60,7 +60,7 @@ def parse(data: bytes) -> BrokerIdentity:
 
 
 def build(identity: BrokerIdentity) -> bytes:
-    """Return the file's content."""
+    """Return a file's content with the identity."""
     parts = [identity.cluster, identity.broker_name, str(identity.broker_id)]
     if identity.register_check_code is not None:
         parts.append(identity.register_check_code)

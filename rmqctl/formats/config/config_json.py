@@ -44,7 +44,7 @@ KeyOf = Callable[[Any], str]
 
 
 class Parsed(NamedTuple):
-    """The value, with object keys as texts, and the oddities of the file."""
+    """The value of a file, with object keys as texts, and the oddities of the file."""
 
     value: Any
     oddities: list[Oddity]
@@ -250,7 +250,7 @@ class _Reader:
         self._stack.append((container, None))
 
     def read(self) -> tuple[Any, int]:
-        """Return the value and the position after it."""
+        """Return the value that was read, and the position after it."""
         while True:
             value = self._value()
             while self._stack:
@@ -279,7 +279,7 @@ class _Reader:
         return self._string() if char == '"' else self._scalar()
 
     def _next(self, container: Any, *, first: bool) -> bool:
-        """Move to the container's next value; return True if it is closed instead."""
+        """Move to the container's next value; return True if the container is closed instead."""
         end = "}" if isinstance(container, dict) else "]"
         char = self._skip()
         if char == end:

@@ -64,7 +64,7 @@ def _entry(line: EpochLine, number: int) -> Epoch:
 
 
 def parse(data: bytes) -> list[Epoch]:
-    """Return the entries.
+    """Return the entries in a file's content.
 
     Raises: FormatError for a wrong count, CRC or line.
     """

@@ -21,7 +21,7 @@ _DEFAULT = 16
 _LONG_BUCKET = 8
 _TREE_CAPACITY = 64
 _Node = tuple[int, int]
-"""(spread hash, index of the key)."""
+"""A node of a bucket: (spread hash, index of the key)."""
 
 
 def sized(initial: int) -> int:
@@ -39,7 +39,7 @@ def copied(count: int) -> int:
 
 
 def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]:
-    """Return the items of a mapping in insertion order, as Java iterates over them.
+    """Return the items of a mapping, which is in insertion order, in Java's iteration order.
 
     ``capacity`` is the initial capacity of the table, a power of two.
     """
@@ -79,7 +79,7 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
 
 
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
-    """Return the buckets of a table twice as large.
+    """Return the buckets of the table after its size is doubled.
 
     In each bucket, the last run of nodes that move to the same new bucket keeps its order; each
     earlier node is inserted at the start of its new bucket.

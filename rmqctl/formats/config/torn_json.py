@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     r'|[-+.0-9A-Za-z]++')
 _CLOSING = {"{": "}", "[": "]"}
 _DEEP = 2
-"""Depth of a table's entries: inside the file's object and the table."""
+"""Nesting depth of the entries of a table, which itself is in the file's outermost object."""
 _TRIES = 8
 
 

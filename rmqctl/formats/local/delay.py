@@ -13,7 +13,7 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local import properties as props
 
 Levels = Mapping[int, int]
-"""Milliseconds of each delay level."""
+"""Milliseconds of each delay level, by level."""
 _I64 = 1 << 63
 DEFAULT_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -51,7 +51,9 @@ def java_int(text: str, bits: int = 32) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DelayTable:
-    """Level -> milliseconds; ``max_level`` is the highest that a message may have."""
+    """A delay table. ``levels``: milliseconds by level; ``max_level``: the highest level that a
+    message may have.
+    """
 
     levels: Mapping[int, int]
     max_level: int

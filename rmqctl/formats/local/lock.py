@@ -12,7 +12,9 @@ LOCKED_RANGE = (0, 1)
 
 
 def parse(data: bytes) -> str:
-    """Return ``lock``, or an empty text for a store that was opened but never started."""
+    """Return the text of a lock file: ``lock``, or "" for a store that was opened but never
+    started.
+    """
     if data not in (CONTENT, b""):
         position = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
                         min(len(data), len(CONTENT)))
@@ -21,7 +23,7 @@ def parse(data: bytes) -> str:
 
 
 def build(text: str = "lock") -> bytes:
-    """Return the file's content."""
+    """Return the content of a lock file with this text."""
     raw = text.encode("ascii", "replace")
     parse(raw)
     return raw

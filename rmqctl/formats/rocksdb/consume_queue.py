@@ -15,7 +15,7 @@ from construct import Int32sb, Int64sb, Struct
 from rmqctl.formats.fixed import Fixed
 
 ROWS, OFFSETS = "default", "offset"
-"""The column families."""
+"""Names of the column families."""
 MAX, MIN = b"max", b"min"
 """The kinds of entries of `OFFSETS`: the last entry of a queue, and the first."""
 CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"

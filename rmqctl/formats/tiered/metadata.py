@@ -103,7 +103,7 @@ class Metadata:
 
     @property
     def brokers(self) -> set[str]:
-        """The brokers named in the queues' entries."""
+        """The names of the brokers in the queues' entries."""
         return {queue.broker_name for table in self.queues.values() for queue in table.values()}
 
     def topic_of(self, topic_id: int) -> str | None:

@@ -98,7 +98,7 @@ def metadata_path(broker: str, topic: str, queue_id: int) -> str:
 
 
 def index_path(broker: str) -> str:
-    """Return the path in the metadata of a broker's index files."""
+    """Return the path that the metadata uses for a broker's index files."""
     return metadata_path(broker, INDEX_TOPIC, INDEX_QUEUE)
 
 

@@ -33,7 +33,9 @@ MAGIC_BITS = 0xF
 
 
 class UnitRecord(NamedTuple):
-    """A timer message: its enqueue time, the distance to its slot, the position of its record."""
+    """A timer message: its enqueue time, the delay from then to its slot's time, the position of
+    its record.
+    """
 
     size: int
     prev_pos: int
