@@ -26,8 +26,8 @@ from rmqctl.store.query.conditions import Condition
 
 
 class Navigator(Working):
-    """An application whose main screen has a `RowList`, a `StoreHeader`, and a line ``#what`` with the
-    list's title.
+    """An application whose main screen has a `RowList`, a `StoreHeader`, and a line ``#what``
+    with the list's title.
     """
 
     def __init__(self, opened: BrowsedStore, parse_time: Callable[[str], int]) -> None:

@@ -1,10 +1,9 @@
 """Listings: rows for a list on the screen, read a few at a time, after or before a position.
 
 A listing is independent of the screen and keeps no rows, so that even for a 100 GB log only the
-rows on the screen are read. Each kind of listing has its own kind of position (`ListRow.position`, and
-`ListRow.after` for the next row): a physical offset in the log, (number of the queue, queue offset)
-in
-queues, a record number in other files.
+rows on the screen are read. Each kind of listing has its own kind of position
+(`ListRow.position`, and `ListRow.after` for the next row): a physical offset in the log, (number
+of the queue, queue offset) in queues, a record number in other files.
 """
 
 from __future__ import annotations

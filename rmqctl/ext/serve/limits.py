@@ -65,8 +65,8 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection, which takes a place in `AddressConnections` and may hold bytes. ``host``: `network_of` its
-    client's address.
+    """A connection, which takes a place in `AddressConnections` and may hold bytes.
+    ``host``: `network_of` its client's address.
     """
 
     host: str
