@@ -1,7 +1,7 @@
 """The opened store: its contents, read folder by folder, and the damage found while reading.
 
-Only one thread at a time may use a `StoreView`. A long scan uses another reader, which sees the same
-state of the store.
+Only one thread at a time may use a `StoreView`. A long scan uses another reader, which sees the
+same state of the store.
 """
 
 from __future__ import annotations
