@@ -112,7 +112,7 @@ class FlatFile:
                 yield before, after
 
     def segment_of(self, offset: int) -> Segment | None:
-        """Return the segment that contains a logical offset; None in a gap or outside."""
+        """Return the segment that contains a logical offset; None if no segment contains it."""
         behind = bisect_right(self.segments, offset, key=lambda segment: segment.base)
         # Empty segments may share a base with the one that holds the bytes.
         for segment in reversed(self.segments[:behind]):

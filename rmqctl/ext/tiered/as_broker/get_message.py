@@ -156,7 +156,7 @@ class ReadAhead:
         return True, self._places[number]
 
     def put(self, queue: QueueName, first: int, places: list[Fetched | None]) -> None:
-        """Keep the messages of consecutive queue offsets, of which ``first`` is the first."""
+        """Keep the messages of consecutive queue offsets, which start at ``first``."""
         self._queue, self._first, self._places = queue, first, places
 
 
@@ -228,8 +228,8 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: PullLimits) -> Iterator[Fetched | None]:
-    """Read as many units' messages as one read may contain, and yield the message of each of these
-    units; None if it cannot be split out of the bytes read.
+    """Read the messages of as many units as one read may cover, and yield the message of each of
+    these units; None if it cannot be split out of the bytes read.
     """
     flat = queue.commit_log
     first = units[0].commit_log_offset

@@ -157,9 +157,9 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                report: Report = lambda _problem: None) -> RoutedKey:
     """Return the messages with a key; messages of the local store come first.
 
-    The tier is searched for messages older than the local store's first one. ``as_broker``: search
-    the time window that 5.3.3 searches (its end is exclusive) under every strategy, and keep hash
-    collisions; otherwise a message that is in both stores is returned once.
+    The tier is searched for messages older than the first message of the local store.
+    ``as_broker``: search the time window that 5.3.3 searches (its end is exclusive) under every
+    strategy, and keep hash collisions; otherwise a message that is in both stores is returned once.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()

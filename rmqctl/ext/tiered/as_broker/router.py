@@ -56,9 +56,9 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages.
-    ``expired``: number of messages at the start of this range that have expired in the local log.
-    ``trouble``: why the tier could not be read.
+    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages; the
+    first ``expired`` of these messages have expired in the local log. ``trouble``: why the tier
+    could not be read.
     """
 
     side: Side
@@ -88,7 +88,7 @@ class LocalSide:
     """The local store of a broker, queried as 5.3.3 does.
 
     ``in_memory_from``: the physical offset from which the log is assumed to be in the broker's
-    memory (None: nothing is in memory); only the broker itself knows the real one.
+    memory (None: nothing is in memory); only the broker itself knows the actual offset.
     """
 
     def __init__(self, view: View, in_memory_from: int | None = None) -> None:
@@ -129,7 +129,7 @@ class LocalSide:
     def holds(self, topic: str, queue_id: int, offset: int) -> bool:
         """Return whether the log contains the message (a broker's checkInStoreByConsumeOffset).
 
-        Without an entry the physical offset counts as 0.
+        If the entry is missing, 0 is used as its physical offset.
         """
         unit = self.unit(topic, queue_id, offset)
         least = -1 if self.is_empty else self.view.store.log.min_offset
@@ -180,8 +180,8 @@ class LocalSide:
         return self._compaction[1]
 
     def expired(self, topic: str, queue_id: int, offset: int, count: int) -> int:
-        """Return the number of consecutive entries, from an offset on, that point before the first
-        file of the log.
+        """Return the number of consecutive entries, from queue offset ``offset`` on, that point
+        before the first file of the log.
         """
         least = self.view.store.log.min_offset
         for queue_offset in range(offset, offset + count):

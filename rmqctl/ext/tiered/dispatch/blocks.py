@@ -296,7 +296,7 @@ class Sweep:
     one window after another.
 
     ``place`` returns the tiered offset at which a queue continues. A message that cannot be
-    uploaded stops its queue (`LocalQueue.fault`); the others continue.
+    uploaded stops its queue (`LocalQueue.fault`); all other queues continue.
     Raises: StoreIOError if the log cannot be read.
     """
 

@@ -412,7 +412,7 @@ class Committer:
             outcome.status = UPLOADED
 
     def _bounds(self, upload: Upload, end: int) -> None:
-        """Save the bounds of a queue. Brokers neither rely on them nor keep them up to date."""
+        """Save the bounds of a queue. Brokers do not use these bounds, and do not update them."""
         name = upload.flat.name
         table = self._metadata.queues[name.topic]
         low = upload.flat.min_offset if upload.flat.commit_offset else upload.outcome.start

@@ -51,7 +51,7 @@ class IndexFolder:
         return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
 
     def open_writer(self, oldest: int | None = None) -> TierIndexWriter:
-        """Open a writer for items of messages from ``oldest`` (store time, ms).
+        """Open a writer for index items. ``oldest``: store time (ms) of the oldest message to add.
         Raises: RefusedError, StoreIOError.
         """
         newest = max((entry.begin_timestamp

@@ -24,7 +24,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import LAST, first_from
 
 _PAGE = 1024
-"""Number of a queue's entries in memory at a time."""
+"""Maximum number of entries of a queue that are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class LocalQueue:
         return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
 
     def take(self, limit: int) -> tuple[int, Array]:
-        """Return the next entries whose messages begin before physical offset ``limit``, after the
-        queue offset of the first of these entries.
+        """Return the queue offset of the next entry, and the next entries whose messages begin
+        before physical offset ``limit``.
         """
         first = self._cursor
         parts: list[Array] = []

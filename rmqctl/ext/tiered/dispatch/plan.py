@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 
 DEFAULT_CLUSTER = "DefaultCluster"
 BROKERS_START = 120_000
-"""Age (ms) of the messages with which a broker begins the upload of a new queue."""
+"""A broker begins the upload of a new queue with messages of this age (ms)."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 
 UPLOADED, UP_TO_DATE, WAITING = "uploaded", "up to date", "waiting"
@@ -88,8 +88,8 @@ Blocks = list[tuple[Upload, Block]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the upload of a queue starts that is not yet in the tier: at its first local message,
-    or at ``time`` (ms).
+    """The start of the upload of a queue that is not yet in the tier: its first local message, or
+    ``time`` (ms).
     """
 
     time: int | None = None
@@ -191,7 +191,7 @@ def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str])
 
 
 def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None:
-    """Return (status, reason) if the local queue cannot continue the tiered one, else None."""
+    """Return (status, reason) if the local queue cannot continue the tiered queue, else None."""
     if current < local.first:
         return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
                          f"{local.first}: the messages between are gone. A broker would delete the "
@@ -206,8 +206,8 @@ class CommitGroups:
     """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
     A group ends before the message with which it would reach the maximum size, or when it has the
-    maximum number of messages. A single message larger than the maximum size is a group of its own;
-    a broker would stop there forever (tiered.md §7, 12).
+    maximum number of messages. A single message larger than the maximum size forms a group alone; a
+    broker would stop there forever (tiered.md §7, 12).
     """
 
     def __init__(self, settings: TierSettings) -> None:

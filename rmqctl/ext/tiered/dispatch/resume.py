@@ -77,11 +77,10 @@ class _Tail:
 
 def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
            now: Callable[[], int], tags_of: TagsOf | None = None) -> QueueCompletion:
-    """Complete a queue; ``limit``: the largest consume queue segment (bytes). ``now`` returns ms.
-    Metadata is changed but not saved.
+    """Complete a queue. ``limit``: maximum size of a consume queue segment (bytes). ``now`` returns
+    ms. Metadata is changed but not saved.
 
-    A queue that cannot be continued has a ``fault`` and is not changed.
-    Raises: StoreIOError.
+    A queue that cannot be continued has a ``fault`` and is not changed. Raises: StoreIOError.
     """
     loose = _unconfirmed(queue, metadata)
     resumed, tail = _examined(queue, tags_of)
@@ -377,10 +376,11 @@ class Committed:
 
 def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
                 dry_run: bool = False, outside: Sequence[str] = ()) -> Generator[Committed]:
-    """Complete the queues of a tier one after the other and save the metadata at the end.
-    ``outside``: folders that links may point to.
-    Raises: NotAStoreError, UsageError (no metadata), RefusedError (metadata that cannot be
-    saved without a loss), StoreHeldError, StoreIOError.
+    """Complete the queues of a tier one after the other, and save the metadata at the end.
+
+    ``outside``: folders to which links may point.
+    Raises: NotAStoreError, UsageError (no metadata), RefusedError (saving the metadata would lose a
+    part of it), StoreHeldError, StoreIOError.
     """
     with Tier.open(root, metadata) as tier:
         path, broker_root, tier_root = tier.metadata_path, tier.broker_root, tier.name

@@ -104,7 +104,7 @@ def dispatch(request: Request, clock: Callable[[], int],
 
 @contextmanager
 def _locked(request: Request, target: DispatchTarget) -> Iterator[None]:
-    """Create the folders of a dispatch; lock them and the store it reads."""
+    """Create the folders of a dispatch; lock these folders and the store from which it reads."""
     if not is_url(target.tier):
         if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
             raise UsageError(f"{target.tier}: not a folder")

@@ -1,4 +1,4 @@
-"""Locks for writing to a tier, and checks of links that point outside."""
+"""Locks for writing to a tier, and checks of links that point outside the tier."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ temporary file.
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
-"""Drivers whose mode "ab" keeps existing bytes. Others may accept the mode and overwrite them."""
+"""Drivers whose mode "ab" keeps existing bytes. Other drivers may accept this mode and overwrite
+existing bytes.
+"""
 
 
 class _Pending:

@@ -27,7 +27,9 @@ _MAX_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """Sizes in bytes, times in ms. The defaults are those of a 5.3.3 broker."""
+    """Settings of a broker. Sizes are in bytes, times in ms. The defaults are those of a 5.3.3
+    broker.
+    """
 
     commit_log_max: int = 1 << 30
     consume_queue_max: int = 104_857_600

@@ -68,9 +68,9 @@ class Compacted:
 def compact(file: TierIndexFile) -> Compacted:
     """Return the compacted form of an open file of 5.2.0 or newer.
 
-    The result is identical to a broker's (and empty without items). If the chains of the file are
-    damaged, items are put into the slots of their hashes, newest first, so no item is lost.
-    Raises: FormatError for a truncated file; RefusedError for another form.
+    The result is identical to a broker's result. It is empty if the file has no items. If the
+    chains of the file are damaged, items are put into the slots of their hashes, newest first, so
+    no item is lost. Raises: FormatError for a truncated file; RefusedError for another form.
     """
     if file.form == COMPACTED or file.shape.old:
         raise RefusedError(f"{file.where}: only the open format of 5.2.0 and newer can be "

@@ -5,9 +5,9 @@ with the number of items, then the slots that point to the items, and flushes ea
 next. If the process is killed in between, at most links to the last items are missing; opening the
 file repairs them.
 
-Every item points to the previous item of its slot. `link` finds it by a stable sort of a block of
-items by slot: it is the item before in the sorted block. The first item of a slot in the block
-points to the item to which the slot pointed.
+Every item points to the previous item of its slot. `link` finds the previous items of a block by a
+stable sort of the block by slot: an item's previous item is in front of it in the sorted block. The
+first item of a slot in the block points to the item to which the slot pointed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class IndexProgress:
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
         self.is_valid = False
-        """Whether a progress file exists that belongs to this tier."""
+        """True if a progress file exists that belongs to this tier."""
 
     def load(self) -> list[str]:
         """Read the progress file. Return why the file cannot be used, or an empty list."""
