@@ -53,7 +53,7 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
 
 class ChartShape(NamedTuple):
     """Layout of a chart: its class in the page, its size in inches, its font size in points, the
-    maximum ticks of a time axis, and the cells in a row of the map.
+    maximum number of ticks of a time axis, and the number of cells in a row of the map.
     """
 
     name: str
@@ -217,7 +217,7 @@ def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark], col
 
 
 def _binary_ticks(axes: Axes, most: int) -> None:
-    """Set two or three ticks at round binary sizes."""
+    """Set two or three ticks of the size axis, at round binary sizes."""
     step = 1
     while step * 3 < most:
         step *= 2
@@ -322,7 +322,7 @@ def _square(path: Any, row: int, column: int) -> Any:
 @contextmanager
 def _figure(shape: ChartShape, height: float,
             layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
-    """Yield a figure of ``height`` inches without a window."""
+    """Yield a matplotlib figure of ``height`` inches, which needs no window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # silence its notes on caches and fonts
     from matplotlib import rc_context
     from matplotlib.figure import Figure

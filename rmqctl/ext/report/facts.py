@@ -45,7 +45,7 @@ MAX_SHOWN_PLACES = 10
 """Maximum number of damaged places for which a report shows the messages before and after them."""
 _EXCERPT = 160
 _NEAR = 64 << 10
-"""Number of bytes before a missing file in which the last record is searched for first."""
+"""Number of bytes before a missing file that are read first to find the last record."""
 _BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
                        "compactionCq"})
 """Folders that contain one folder for each topic."""

@@ -82,7 +82,7 @@ class Mask:
         return kind in self.kinds
 
     def text(self, text: str) -> str:
-        """Return one line of text, safe to show, with masked values replaced."""
+        """Return a text as one line that is safe to show, with masked values replaced."""
         shown = visible(text)
         if self._path is not None:
             shown = self._path.sub(lambda match: self._paths[match.group()], shown)

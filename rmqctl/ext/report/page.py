@@ -161,7 +161,9 @@ def of_report(name: str) -> Language:
 
 
 def moment(millis: int, tz: tzinfo) -> str:
-    """Return a time as ``2024-06-23 19:12:52``; the stored number if no calendar has it."""
+    """Return a time as ``2024-06-23 19:12:52``, or the number itself if the calendar cannot
+    represent it.
+    """
     stamp = time_text(millis, tz)
     return stamp[:19].replace("T", " ") if _TIME.match(stamp) else stamp
 
