@@ -1,4 +1,4 @@
-"""The decoders of ``--decode`` by name: a fixed table, and plug-ins.
+"""The decoders of ``--decode`` by name: built-in decoders and plug-ins.
 
 A decoder receives a body, as its producer sent it, and its `MessageInfo`. It returns (value, name
 of the format) or raises any exception, which is reported for that message only. `limits` runs the
@@ -94,7 +94,7 @@ def _json(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
 
 
 def _structure(body: bytes) -> Plain:
-    """Return a JSON object or list.
+    """Return the JSON object or list in a body.
     Raises: NotRecognized for anything else: a number or a word may be plain text.
     """
     if body[:64].lstrip()[:1] not in (b"{", b"["):

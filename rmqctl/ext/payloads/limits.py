@@ -60,7 +60,7 @@ class TooLongError(BaseException):
 
 def bounded(decode: Decoder, body: bytes, message: MessageInfo) -> tuple[Any, str]:
     """Return the plain value of ``body``, and the name of its format. Raise the exceptions of
-    ``decode``, and BudgetError beyond a limit.
+    ``decode``, and BudgetError if a limit is exceeded.
     """
     if len(body) > MAX_BYTES:
         raise BudgetError(f"larger than {MAX_BYTES >> 20} MiB")
