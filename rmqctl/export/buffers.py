@@ -1,8 +1,8 @@
 """Messages collected in memory until they are written, in the order of their partitions.
 
-`LineBuffer` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both
-return `Chunks`: one for each partition, to be written to the partition's file or spilled
-(`rmqctl.export.spill`).
+`LineBuffer` contains them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both
+buffers return `Chunks`, which contain one chunk for each partition. A chunk is written to the
+partition's file or spilled (`rmqctl.export.spill`).
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Buffer(Protocol):
 
 
 class Origin(NamedTuple):
-    """Origin of messages: the store as named, the file relative to the store, and the physical
-    offset at which the file begins.
+    """Origin of messages: the store as the user named it, the file relative to the store, and the
+    physical offset at which the file begins.
     """
 
     store: str

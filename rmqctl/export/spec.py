@@ -1,4 +1,7 @@
-"""Specification of an export: format, fields, bodies, compression. Checked once, picklable."""
+"""Specification of an export: format, fields, bodies, compression.
+
+A specification is checked when it is created, and can be pickled.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 TEXTS = ("json", "csv")
 """Text formats, with the rows of ``read``. All other formats use Arrow columns."""
 ORIGIN = ("store", "file")
-"""Fields for the origin of a message: the store as named, and the file relative to the store."""
+"""Fields for the origin of a message: the store as the user named it, and the file relative to it.
+"""
 PROVENANCE = ("position", "sha256")
 """Fields that identify a record's bytes: its position in the file, its digest."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
