@@ -33,7 +33,7 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MAX_CODAS = 100
-"""Maximum number of units per page for which a coda before the message is searched."""
+"""Maximum number of units per page for which the log is read to find a coda before the message."""
 _SIGN = 1 << 31
 _MAX_READ = 16 << 20
 """Largest record (bytes) that is read as evidence."""

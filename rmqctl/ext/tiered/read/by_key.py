@@ -113,7 +113,7 @@ class IndexFiles(Closing):
             self.files.append(Keyed(key, owner, file))
 
     def newest_first(self) -> Iterator[Keyed]:
-        """Yield all files, the newest first."""
+        """Yield all files, newest first."""
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
@@ -172,9 +172,9 @@ class TierKeyAnswer:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
-    """Return whether brokers index a message under a key: its unique key, or a part of KEYS between
-    single spaces (also an empty part between two spaces). ``kind``: compare only with the unique
-    key, or only with KEYS.
+    """Return whether brokers index a message under a key. The key is the message's unique key, or a
+    part of KEYS between single spaces (also an empty part between two spaces). ``kind``: compare
+    only with the unique key, or only with KEYS.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:

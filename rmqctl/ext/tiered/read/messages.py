@@ -53,7 +53,8 @@ class MessageFault:
 
 
 def held_from(queue: FlatQueue) -> int:
-    """Return the first queue offset whose message is not expired, by binary search over the units.
+    """Return the first queue offset whose message is not expired. Find it by binary search over the
+    units.
 
     Unlike a broker's min offset, this offset does not depend on the content of the first message.
     """

@@ -200,7 +200,9 @@ def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
 
 def _last(surveyed: CommitLogSurvey, first: int, start: int,
           run: tuple[int, int]) -> Iterator[LostRange]:
-    """Yield a range for the last message of the log if its queue offset is not the next one."""
+    """Yield a range for the last message of the log if its queue offset does not follow the
+    previous one.
+    """
     rows = surveyed.rows
     row = run[0]
     if run[1] - row != 1 or int(rows["position"][row]) != start:

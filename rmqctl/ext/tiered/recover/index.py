@@ -126,8 +126,8 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: TierIndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """Return an index segment. If the end time in its metadata entry is a time that a broker may
-    write, keep this time.
+    """Return the state of an index segment after the recovery. If the metadata entry has an end
+    time that a broker may write, keep this time.
     """
     end, low, high = times_of(file)
     quirk = None

@@ -111,8 +111,8 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
-        """Yield a finding about the first item that has the hash of a key without an item, but is
-        of a missing queue.
+        """Yield a finding about the first item of a missing queue that has the hash of a key
+        without an item.
         """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])

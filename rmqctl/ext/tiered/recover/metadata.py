@@ -47,9 +47,9 @@ class MetadataChanges:
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, MetadataChanges]:
-    """Return a copy of ``old`` in which every topic has an entry, and the changes. The entry is the
-    one in ``old``, else the one in ``spare`` (a backup), else a new entry. A new entry gets the id
-    found in the index (``index_ids``), else the next id.
+    """Return a copy of ``old`` in which every topic has an entry, and the changes. A missing entry
+    is taken from ``spare`` (a backup), or is created with the id found in the index
+    (``index_ids``), else with the next id.
     """
     new, changes = old.copy(), MetadataChanges()
     new.old, new.faults = False, []
@@ -234,7 +234,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """Yield the keys of a message that its index items may contain as hashes."""
+    """Yield the keys of a message whose hashes index items may contain."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

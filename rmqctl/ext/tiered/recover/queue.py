@@ -451,7 +451,7 @@ class QueueRecovery:
 def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
     """Yield notes about parts of a queue that cannot be recovered, or are kept unchanged.
-    ``dropped``: offset after which nothing counts as lost, None if no orphans are dropped.
+    ``dropped``: the logical offset from which on orphans are dropped, None if they are kept.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.

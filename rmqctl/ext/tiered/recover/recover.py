@@ -39,8 +39,8 @@ _MAX_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""A function of a label and a total. It returns a context manager that yields a function, which is
-called with the amount of work done.
+"""A function that receives a label and a total, and returns a context manager. This yields a
+function to be called with the amount of work done.
 """
 
 

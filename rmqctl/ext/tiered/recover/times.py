@@ -26,7 +26,9 @@ from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_ti
 from rmqctl.scan.overlay import OverlayPiece
 
 _SLACK = 1000
-"""Maximum time (ms) by which a store time may be out of order and is not examined."""
+"""Maximum time (ms) by which a store time may be out of order. Store times beyond this are
+examined.
+"""
 _MAX_DOUBTFUL, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
 """Limit (ms) for times in calculations. It is larger than any real time, and prevents integer

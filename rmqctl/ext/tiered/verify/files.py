@@ -1,5 +1,4 @@
-"""Check names and gaps, and compare metadata with files and files with metadata (tiered.md §1, §6,
-§17.3 N, S).
+"""Check names and gaps, and compare the metadata with the files (tiered.md §1, §6, §17.3 N, S).
 
 A broker opens the files listed in the metadata and relies on the sizes in the metadata, except for
 the last segment of a flat file. Files that are not in the metadata are invisible to it.

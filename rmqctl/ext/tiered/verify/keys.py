@@ -2,8 +2,8 @@
 §5.4).
 
 Items and keys are converted to fingerprints of queue, commit log offset, size and hash. The hashes
-of older and newer brokers for the same key count as equal: older ones negate a negative Java hash,
-newer ones clear its sign bit, so the two hashes add up to 2^31.
+of older and newer brokers for the same key count as equal: older brokers negate a negative Java
+hash, newer brokers clear its sign bit, so the two hashes add up to 2^31.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collector of the keys of a queue's messages. ``empty_too``: also collect the empty key of
-    every message, because an item with the empty key exists (only some versions write such items).
+    """Collector of the keys of a queue's messages. ``empty_too``: whether to collect the empty key
+    of every message, too, because an item with the empty key exists (only some versions write such
+    items).
     """
 
     def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:
@@ -116,7 +117,7 @@ def _not_blank(data: Array, start: Array, length: Array) -> Array:
 
 
 class KeySpool:
-    """Rows of one dtype with a ``mark``, in memory up to a bound, then in an unnamed file.
+    """Rows of one dtype with a ``mark``. They are in memory up to a limit, then in an unnamed file.
 
     Rows are compared bucket by bucket; the first bits of the mark determine the bucket. Call `add`,
     then `bucket` for each of `BUCKETS`, then `close`.

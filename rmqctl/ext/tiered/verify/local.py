@@ -1,7 +1,7 @@
 """Compare a tiered queue with the same queue of the broker's local store (tiered.md §7, §17.3).
 
-A queue offset is in both, only in the local store, only in the tier, or in neither. If both contain
-a message, all bytes except the physical offset must be equal.
+The message of a queue offset is in both stores, only in the local store, only in the tier, or in
+neither. If both stores contain a message, all bytes except the physical offset must be equal.
 """
 
 from __future__ import annotations

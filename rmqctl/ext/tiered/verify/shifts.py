@@ -118,9 +118,9 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Search messages whose physical offsets are before their real positions and match their
-        units. The search covers the span that contains ``offset``, where a unit points, and the
-        adjacent spans. Each span is searched once.
+        """Search the span that contains ``offset``, where a unit points, and the adjacent spans,
+        for messages that match their units but whose physical offsets are before their real
+        positions. Search each span only once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:
