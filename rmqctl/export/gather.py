@@ -1,9 +1,10 @@
 """Files of partitions that have few messages in each range of a log.
 
 Tasks of ranges spill these messages (`rmqctl.export.spill`), divided into buckets by partition. A
-further task writes the files of one bucket in log order: one file for each partition, and a new one
-after `MAX_FILE_BYTES`. If a range has its own file of a partition, the messages before and after
-that file go into separate files, so that the order of the file names is also the log order.
+further task writes the files of one bucket in log order. Each partition gets a file, and another
+file after every `MAX_FILE_BYTES`. If a range has its own file of a partition, the messages before
+and after that file go into separate files, so that the order of the file names is also the log
+order.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def _ends(files: Sequence[StoreFile]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The approximate bytes that an export will write, calculated from ``sampled`` bytes of the
-    logs.
+    """The approximate number of bytes that an export will write, calculated from ``sampled`` bytes
+    of the logs.
     """
 
     bytes: int

@@ -37,7 +37,7 @@ class SegmentSlots:
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
         """Yield the batches of a scan. If queue offsets prove that a doubtful record in a damaged
-        range is a message, it is yielded in a separate batch. If they do not show what it is, it
+        range is a message, yield it in a separate batch. If queue offsets prove nothing, the record
         stays doubtful.
         Raises: StoreIOError.
         """

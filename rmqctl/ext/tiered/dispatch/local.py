@@ -71,7 +71,7 @@ class LocalQueue:
         self._rows = self._rows[:0]
 
     def stop(self, queue_offset: int, reason: str) -> None:
-        """Stop the queue at a queue offset, for a reason."""
+        """Stop the queue at a queue offset, and record the reason."""
         if self.fault is None or queue_offset < self.fault.queue_offset:
             self.fault = QueueFault(queue_offset, reason)
         self.finish()

@@ -120,7 +120,7 @@ class DispatchTarget:
         return broker_root
 
     def open(self) -> Tier:
-        """Open the tier, which may not exist yet, with this metadata or its backup."""
+        """Open the tier, which may not exist yet, with the metadata file or its backup."""
         path: str | None = self.metadata_path
         if not os.path.lexists(self.metadata_path):
             backup = f"{self.metadata_path}.bak"

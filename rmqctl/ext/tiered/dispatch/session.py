@@ -1,4 +1,4 @@
-"""A dispatch or its dry run, from the request to the result: names, settings, locks, index."""
+"""Run a dispatch or its dry run, from the request to the result: names, settings, locks, index."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from rmqctl.store.query.lookup import KeyType
 
 FOR_EVER = (1 << 63) - 1
 _NAMED = 100
-"""Maximum number of listed unreadable messages."""
+"""Maximum number of unreadable messages that are listed."""
 
 
 # -- the index files that can answer --------------------------------------------------------------

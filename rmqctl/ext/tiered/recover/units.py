@@ -33,7 +33,7 @@ DEFAULT_MAX = 104_857_600
 
 
 class OffsetRun(NamedTuple):
-    """Queue offsets ``[start, end)`` without a hole."""
+    """A range of queue offsets, ``[start, end)``, without a hole."""
 
     start: int
     end: int

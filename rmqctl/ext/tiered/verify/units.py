@@ -45,7 +45,7 @@ class UnitColumns:
 
 
 class TierUnits:
-    """The units of a queue, ``[first, end)``. Reading raises StoreIOError."""
+    """The units of a queue for the queue offsets ``[first, end)``. Reading raises StoreIOError."""
 
     def __init__(self, queue: FlatQueue) -> None:
         self._queue = queue
