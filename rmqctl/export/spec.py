@@ -151,7 +151,7 @@ def portable(zone: tzinfo) -> tzinfo:
         with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
             return ZoneInfo(name)
         raise UsageError("--tz local: this machine's time zone has no name that workers would "
-                         "understand; pass one, such as Asia/Shanghai") from None
+                         "understand; pass a name, such as Asia/Shanghai") from None
     return zone
 
 

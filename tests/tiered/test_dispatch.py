@@ -219,9 +219,10 @@ def poke(store: Path, physical: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("at", "data", "word"), [
-    (0, b"\0\0\0\x70", "no record at this offset"), (4, b"\0\0\0\0", "no record at this offset"),
+    (0, b"\0\0\0\x70", "no intact record at this offset"),
+    (4, b"\0\0\0\0", "no intact record at this offset"),
     (12, b"\0\0\0\x63", "another queue"), (20, b"\0\0\0\0\0\0\0\x63", "another queue offset"),
-    (28, b"\0\0\0\0\0\0\0\x63", "no record at this offset"), (95, b"?", "body CRC mismatch"),
+    (28, b"\0\0\0\0\0\0\0\x63", "no intact record at this offset"), (95, b"?", "body CRC mismatch"),
     (-8, b"?", "")])
 def test_a_damaged_message_ends_its_queue_there(rmqctl, store, root, at, data, word):
     unit = local_unit(store, "T1", 1, 7)

@@ -63,7 +63,7 @@ class AppendFile:
         present = self.writer.size(path)
         if present:
             raise RefusedError(f"{self.writer.where(path)}: already contains {present} bytes, but "
-                               "the segment before it does not end at its start")
+                               "the previous segment does not end where this one begins")
         self.writer.create(path)
         self._dirty[path] = None
         self.path, self.base, self.size = path, base, 0

@@ -210,7 +210,7 @@ def _tags(taken: WindowRows, batch: Batch) -> Array:
 
 def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
     """Return the records of a queue, up to the first record that does not match its consume queue
-    entry. Stop the queue there.
+    entry. Stop the queue at that record.
     """
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
@@ -223,7 +223,7 @@ def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
         taken.cut(good, next(text for text, test in tests if not test[good]))
         return batch.select(slice(0, good))
     if good < count:
-        taken.cut(good, "no record at this offset, or a damaged one")
+        taken.cut(good, "no intact record at this offset")
     return batch
 
 
@@ -235,7 +235,7 @@ def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
     return [
-        ("the record's size differs from its entry's",
+        ("the record's size differs from the size in its entry",
          batch.column("total_size") == taken.rows["size"][:count]),
         ("the record is of another topic", _has_topic(batch, topic)),
         ("the record is of another queue", batch.column("queue_id") == queue.queue_id),
@@ -359,8 +359,8 @@ class Sweep:
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
-        """Copy the records into the buffer. A record's position there is its physical offset minus
-        ``start``.
+        """Copy the records into the buffer. The position of a record in the buffer is its physical
+        offset minus ``start``.
         """
         physical = rows["physical_offset"].astype(np.int64)
         order = np.argsort(physical, kind="stable")

@@ -127,7 +127,7 @@ class Dispatch:
         if self.metadata.faults:
             fault = self.metadata.faults[0]
             raise RefusedError(f"{where}: {fault.path}: {fault.reason}; rewriting the file would "
-                               "lose it; see `rmqctl tiered recover`")
+                               "lose data; see `rmqctl tiered recover`")
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:

@@ -119,8 +119,8 @@ class IndexRun:
             behind = {}
         elif not note.is_ours({key: end for key, end in ends.items()
                                if end > by_key[key][0].cq_start}):
-            notes.append("a broker, or a run with --no-index, has uploaded since the index was "
-                         "last updated: messages it did not index stay unindexed")
+            notes.append("a broker, or a run with --no-index, has uploaded messages since the "
+                         "index was last updated; messages not indexed then stay unindexed")
             behind = {}
         elif behind and note.position is not None and not self._writer.rewind(*note.position):
             notes.append("the index files are not those of the interrupted run: up to "

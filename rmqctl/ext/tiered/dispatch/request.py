@@ -158,16 +158,16 @@ def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
             brokers = opened.metadata.brokers
         if path is not None:
             broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
-            note = (f"{tier} uses the metadata in {path}, and {names.LOCAL_INDEX_FOLDER} beside "
-                    f"it: {target.metadata_path} belongs to another tier (pass --metadata to use "
-                    "another file)")
+            note = (f"{tier} uses the metadata in {path} and its own {names.LOCAL_INDEX_FOLDER}, "
+                    f"because {target.metadata_path} belongs to another tier (pass --metadata to "
+                    "use another file)")
             return replace(request, broker=broker), DispatchTarget(tier, path), [note]
     # Do not begin new metadata for a tier that has metadata elsewhere.
     other = find_metadata(tier)
     if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
             broker_root_of(other) or "") != os.path.realpath(target.broker_root):
-        raise UsageError(f"{tier} has its metadata in {other}: pass it with --metadata (or pass "
-                         "the new file, to start a new one in the store)")
+        raise UsageError(f"{tier} has its metadata in {other}: pass this file with --metadata, or "
+                         "pass a new file to start new metadata")
     return request, target, []
 
 

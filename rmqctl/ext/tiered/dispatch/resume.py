@@ -197,8 +197,9 @@ def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]
         place += CODA_SIZE
     end = place + unit.size
     if end > log.end:
-        return None, (f"the unit of queue offset {queue.commit_offset - 1} points past the end of "
-                      f"the commit log ({end}, it ends at {log.end}); see `rmqctl tiered recover`")
+        return None, (f"the unit of queue offset {queue.commit_offset - 1} points to a message "
+                      f"that would end at {end}, but the commit log ends at {log.end}; see "
+                      "`rmqctl tiered recover`")
     return (place, end), None
 
 

@@ -311,7 +311,7 @@ class _Recovery:
         if not self._slots() and self._local_shape(index) is None:
             unread += [f"{path}: {why}" for path, why in index.broken]
         if unread:
-            return (f"{unread[0]}; it may contain items, so missing ones are not rebuilt (pass "
+            return (f"{unread[0]}; it may contain items, so missing items are not rebuilt (pass "
                     "--index-slots for its layout, or --only index to proceed without it)")
         return None
 

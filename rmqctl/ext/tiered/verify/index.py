@@ -295,5 +295,5 @@ def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
                    length=8)
     elif end < low:
         yield note(file, "tiered-oddity", f"header end {time_text(end)} before newest item "
-                   f"{time_text(low)}: a broker forgets it on reopening",
+                   f"{time_text(low)}: lost when a broker reopened it",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

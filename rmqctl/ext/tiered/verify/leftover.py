@@ -192,7 +192,8 @@ class Leftovers:
                 yield self._wrong(unit, f"points to the message of queue offset {queue_offset}")
                 return
             yield self.place.log("tiered-message-fields", f"its queue offset is {queue_offset}, "
-                                 f"but the unit of {unit.queue_offset} points to it", unit.offset,
+                                 f"but the unit of queue offset {unit.queue_offset} points to it",
+                                 unit.offset,
                                  length=size, queue_offset=unit.queue_offset)
         if size != unit.size:
             yield self._wrong(unit, f"size is {unit.size}, but the message at {unit.offset} has "
