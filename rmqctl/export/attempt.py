@@ -59,7 +59,7 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Return the bytes written so far."""
+        """Return the number of bytes written so far."""
         return self.target.tell()
 
 

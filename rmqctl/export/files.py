@@ -25,7 +25,9 @@ class ExportFile(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Release the file without writing the rest. Called instead of `close`."""
+        """Release the file without writing the data that is still in memory. Called instead of
+        `close`.
+        """
 
 
 class TextFile:

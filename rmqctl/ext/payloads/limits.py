@@ -77,7 +77,9 @@ def bounded(decode: Decoder, body: bytes, message: MessageInfo) -> tuple[Any, st
 
 
 class _Watch:
-    """The decoding threads with their start times, and the thread that interrupts slow ones."""
+    """The decoding threads with their start times, and the thread that interrupts slow decoding
+    threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -83,8 +83,8 @@ class SegmentSlots:
         return doubtful if whole and damaged.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
-        """Return the message that ends at the start of a range, or before a coda that ends there;
-        else None.
+        """Return the message that ends at the start of a range, or whose following coda ends at
+        this start; else None.
         """
         if self._last is None:
             return None
@@ -95,7 +95,9 @@ class SegmentSlots:
         return self._record(place, end - place)
 
     def _record(self, place: int, size: int | None = None) -> Record | None:
-        """Return the queue's message at a position; None if no such message is there."""
+        """Return the queue's message at a position; None if the position has no message of the
+        queue.
+        """
         record = self._log.record_at(place, size)
         if record is None or record.physical_offset != place:
             return None
