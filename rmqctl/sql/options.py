@@ -172,10 +172,11 @@ def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
     since, until = ask("since"), ask("until")
     topics, queues = _words(ask("topic")), _words(ask("queueId"))
     if (since or until) and table == CONSUMEQUEUE:
-        raise UsageError("since and until: consume queue entries have no time; read messages")
+        raise UsageError("since and until: consume queue entries have no time; use the table "
+                         "messages")
     if (topics or queues) and table == INDEX:
-        raise UsageError("topic and queueId: index entries have neither; read messages or "
-                         "consumequeue")
+        raise UsageError("topic and queueId: index entries have no topic or queue; use the table "
+                         "messages or consumequeue")
     return Filters(
         topics=frozenset(os.fsencode(topic) for topic in topics) or None,
         queue_ids=frozenset(number("queueId", queue_id, 0) for queue_id in queues) or None,

@@ -170,8 +170,8 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
         seam = seams.at(end)
         if walk.position != seam:
             raise StoreIOError(f"{source.name}: the byte range {start} to {end} ends at "
-                               f"{walk.position}, but the next one begins at {seam}: a record "
-                               "inside another's body, or the file was changed; pass the option "
+                               f"{walk.position}, but the next one begins at {seam}: a message "
+                               "body contains a record, or the file was changed; pass the option "
                                "splitSize=0 to read the file in one piece")
     elif walk.position < source.size:
         yield zeros(source.base + walk.position, source.size - walk.position)

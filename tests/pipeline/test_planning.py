@@ -274,7 +274,7 @@ def test_a_folder_with_a_star_in_its_name(tmp_path: Path) -> None:
     ({"path": "x", "since": "yesterday"}, "invalid time"),
     ({"path": "x", "startPhy": "-3"}, "invalid offset"),
     ({"path": "x", "table": "consumequeue", "since": "0"}, "no time"),
-    ({"path": "x", "table": "index", "topic": "a"}, "neither"),
+    ({"path": "x", "table": "index", "topic": "a"}, "no topic or queue"),
 ])
 def test_wrong_options(options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):

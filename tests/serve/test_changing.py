@@ -162,7 +162,7 @@ def test_settings_of_the_broker_that_count_here(served: Running) -> None:
         assert sent(client, "new", b"x").code == 0
         # Nothing of it is done where something is refused.
         for text, words in (("autoCreateTopicEnable=false\nfileReservedTime=1\n",
-                             "fileReservedTime is not a setting of rmqctl serve"),
+                             "rmqctl serve cannot change fileReservedTime"),
                             ("autoCreateTopicEnable=no", "expected true or false")):
             code, remark = change(text)
             assert code == 1

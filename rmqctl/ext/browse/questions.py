@@ -36,7 +36,7 @@ In the tree
 In the list
   PgUp PgDn    one screen up and down
   /            filter: text in tags, keys or body; or conditions as
-               of `rmqctl read --where`, such as
+               in `rmqctl read --where`, such as
                tags=TagA && store_timestamp>=2024-06-21
                ("a=b" in quotes is text)
   :            to a queue offset; in the log, to a physical offset

@@ -100,8 +100,8 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
     for at, keys in enumerate(left):
         if len(keys) > 1:
             raise UsageError(f"{names[at]}: {' and '.join(keys)} are entries of copies of this "
-                             "store, and it cannot be determined which one is its own. Serve it "
-                             "from its former path, or remove the other entries.")
+                             "store, and it cannot be determined which of them belongs to it. "
+                             "Serve the store from its former path, or remove the other entries.")
         if keys and wanted[keys[0]] > 1:
             copies = " and ".join(name for name, candidate_keys in zip(names, left, strict=True)
                                   if keys[0] in candidate_keys)
@@ -111,7 +111,7 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
             keys_by_store[at] = keys[0]
         elif keys_by_store[at] is None and candidates[at]:
             warnings.append(f"{names[at]} is a copy of {candidates[at][0]} and starts without "
-                            "consumer offsets: consumers get the messages of both")
+                            "consumer offsets: consumers get the messages of both stores")
         elif keys_by_store[at] is None and entries:
             warnings.append(f"{names[at]} starts without consumer offsets: the file contains only "
                             f"those of {', '.join(entries)}")

@@ -112,7 +112,7 @@ def _check_group(name: str) -> None:
     """Raise Failed if a group name is too long to keep in memory."""
     if len(name) > _MAX_NAME:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
-                     f"the group name has {len(name)} characters")
+                     f"the group name has {len(name)} characters; the limit is {_MAX_NAME}")
 
 
 def _milliseconds(wanted: int) -> int:
@@ -292,7 +292,7 @@ def _receipt(broker: Broker, call: Call) -> tuple[GroupDeliveries, Receipt]:
                      f"commit:{offset}, store:{queue.first}~{queue.end}")
     match = _RECEIPT.fullmatch(wanted["extraInfo"])
     if match is None:
-        raise Failed(Status.SYSTEM_ERROR, "invalid extraInfo: not of a popped message")
+        raise Failed(Status.SYSTEM_ERROR, "invalid extraInfo: not from a popped message")
     return _popped(broker, wanted["consumerGroup"], name), Receipt(
         (name, queue_id), offset, int(match[1]))
 
@@ -348,7 +348,7 @@ def _places(text: str) -> list[int]:
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):
-        raise Failed(Status.SYSTEM_ERROR, "invalid set of offsets") from None
+        raise Failed(Status.SYSTEM_ERROR, "invalid bit set of offsets") from None
     return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)
             if byte >> bit & 1]
 

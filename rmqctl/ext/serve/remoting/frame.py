@@ -180,7 +180,7 @@ def read_binary(data: bytes) -> Header:
 
 def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
     if size < 0 or at + size > len(data):
-        raise FrameError("a string in the header runs past its end")
+        raise FrameError("a string in the header runs past the header's end")
     return data[at:at + size].decode("utf-8", "replace"), at + size
 
 

@@ -100,9 +100,8 @@ def update_settings(broker: Broker, call: Call) -> Response:
     assert writer is not None
     for name, value in wanted.items():
         if name not in _SETTINGS:
-            raise Failed(Status.SYSTEM_ERROR, f"{name} is not a setting of rmqctl serve, which "
-                         f"changes only {' and '.join(_SETTINGS)}; change the broker's own "
-                         "broker.conf")
+            raise Failed(Status.SYSTEM_ERROR, f"rmqctl serve cannot change {name}, only "
+                         f"{' and '.join(_SETTINGS)}; change broker.conf instead")
         if value not in ("true", "false"):
             raise Failed(Status.SYSTEM_ERROR, f"{name}={value}: expected true or false")
     for name, value in wanted.items():

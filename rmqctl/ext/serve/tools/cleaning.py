@@ -46,8 +46,8 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
     if queues:
         raise Failed(Status.SYSTEM_ERROR, (
             f"{len(queues)} queues contain only expired messages: {_named(queues)}. rmqctl keeps "
-            "them: without their last file new messages would get used queue offsets again. A "
-            "broker deletes them when it runs on this store"))
+            "these queues: without their last files, new messages would get queue offsets that "
+            "were already used. A broker that runs on this store deletes them"))
     return Response()
 
 
@@ -71,8 +71,8 @@ def pop_records(broker: Broker, _call: Call) -> Response:
     path = broker.source.store.path(_POP_RECORDS)
     if os.path.isdir(path) and os.listdir(path):
         raise Failed(Status.SYSTEM_ERROR, (
-            f"{path} has POP records, which rmqctl does not read. Run exportPopRecord against a "
-            "broker on this store"))
+            f"{path} contains POP records, which rmqctl does not read. Run exportPopRecord against "
+            "a broker on this store"))
     return Response()
 
 
