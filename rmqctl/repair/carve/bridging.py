@@ -1,4 +1,4 @@
-"""Fillers for missing parts of a carved log, as `recover` writes them.
+"""Create fillers for missing parts of a carved log, like those of `recover`.
 
 A gap in the log gets a filler for each message that a queue lacks at this position, so that later
 messages keep their queue offsets. The rest of the gap gets fillers without a queue. A missing file
@@ -49,7 +49,7 @@ class MissingOffsets(NamedTuple):
 class Bridge:
     """Fillers for the missing parts of a log whose files have ``file_size`` bytes.
 
-    ``room``: maximum total size in bytes of the gaps that are filled, without missing files.
+    ``room``: maximum total size in bytes of the gaps to fill; missing files do not count.
     """
 
     def __init__(self, file_size: int, room: int) -> None:

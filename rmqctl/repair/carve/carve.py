@@ -251,8 +251,8 @@ class Carving:
             log_shift.close()
 
     def _settle(self, scan: Scan, log_shift: Spool, *, is_named: bool) -> None:
-        """Classify the doubtful and embedded records of a source: a record is in place if a
-        fragment ends in the damaged record before it.
+        """Classify the doubtful and embedded records of a source. Such a record is in place if a
+        fragment of the log ends in the damaged record, before the record's position.
         """
         for spool, others in ((self._unsure, self._doubtful), (self._inside, self._embedded)):
             for rows in spool.chunks():

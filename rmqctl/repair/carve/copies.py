@@ -22,8 +22,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def identities(*columns: Array) -> Array:
-    """Return a number for each element; two elements get the same number if all their columns are
-    equal.
+    """Return a number (hash) for each element of the columns. Elements with equal values in all
+    columns get the same number.
     """
     numbers: Array = np.zeros(len(columns[0]), np.uint64)
     for column in columns:

@@ -32,7 +32,7 @@ def is_file(shift: int, size: int) -> bool:
 
 
 class Doubts:
-    """Determines which records of a source's logs may be part of the body of a damaged record."""
+    """Decider of which records of a source's logs may be part of the body of a damaged record."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
@@ -76,8 +76,9 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """Continue a log of this shift. Return (the end of its last records, or the start of the
-        source, if known; the position up to which its records are doubtful). Raises: StoreIOError.
+        """Continue a log of this shift. Return (the end of its last records, else the start of the
+        source, or None if neither is known; the position up to which its records are doubtful).
+        Raises: StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)
@@ -114,8 +115,8 @@ class Doubts:
         return 0
 
     def _first(self, start: int) -> tuple[int, int, bool] | None:
-        """Return the position of the first record of a file that starts here: in a DLedger log,
-        after the entry header.
+        """Return (size, shift, whether the CRC matches) of the first record of a file that starts
+        at ``start``; None without one. In a DLedger log, it is after the entry header.
         """
         head = self._window.read(start, dledger.HEAD_SIZE)
         framed = dledger.detect(head) == dledger.FRAMED

@@ -1,4 +1,5 @@
-"""Chains of records in a source, and proofs that a file system split a log between two chains.
+"""Collect the chains of records in a source, and prove that a file system split a log between two
+chains.
 
 If a log breaks off, either a record is damaged, and the following records may be part of its body;
 or a fragment of the file ends there, and the following records are unrelated. A fragment is proven
@@ -80,8 +81,9 @@ class Chains:
         return (RecordChain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
-        """Return the proven end of the fragment in which a log of this shift breaks off at ``at``,
-        or None. No byte after this end belongs to the record at ``at``. Raises: StoreIOError.
+        """Return the proven end of the fragment in which a log of this shift breaks off at ``at``;
+        None without a proof. No byte after this end belongs to the record at ``at``. Raises:
+        StoreIOError.
         """
         key = shift, at
         if key not in self._cuts:

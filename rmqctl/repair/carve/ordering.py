@@ -1,4 +1,4 @@
-"""The order in which carved messages are written, and the number of new stores.
+"""Determine the order in which carved messages are written, and the logs that become new stores.
 
 Records are written broker by broker, first the broker with the earliest message, and for each
 broker in log order. So queue offsets ascend within each queue, wherever the pieces of the log were
@@ -329,7 +329,7 @@ def _best(logs: list[CarvedLog], place: RecordPlace) -> CarvedLog | None:
 
 
 def _ahead(places: Iterator[RecordPlace]) -> Iterator[tuple[RecordPlace, int]]:
-    """Yield places, each with the physical offset of the next one of the same broker."""
+    """Yield (place, physical offset of the next place of the same broker)."""
     last: RecordPlace | None = None
     for place in places:
         if last is not None:

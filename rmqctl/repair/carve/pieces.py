@@ -2,7 +2,7 @@
 image.
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
-a piece proves nothing. A piece is contradicted by a log that it interrupts (unless the interrupted
+a piece proves nothing. A piece is contradicted by a log that it interrupts (unless the missing
 bytes of that log are found elsewhere), or by another message at the same physical offset. A piece
 after an incomplete record may be the body of that record, unless a fragment ends in the record
 (`rmqctl.repair.carve.fragments`).

@@ -53,8 +53,8 @@ class Scan:
     ``base``: the shift that the source's name implies; ``witness``: the entries of its store.
     Places of records that `batches` does not yield: ``undecided`` (no log around them has their
     shift), ``embedded`` (intact, inside a damaged record), ``damaged`` (lengths add up, but the CRC
-    does not match), ``doubtful`` (may be part of a damaged record's body). ``late``: the position
-    of the damage that makes a record embedded or doubtful.
+    does not match), ``doubtful`` (may be part of a damaged record's body). In these spools,
+    ``late`` is the position of the damage that makes a record embedded or doubtful.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -392,13 +392,14 @@ class Scan:
 
     def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True,
                 sure: bool = True) -> int:
-        """Note the intact records inside a damaged one; return the position to continue from.
+        """Add the intact records inside a damaged record to the embedded or doubtful records;
+        return the position from which the scan continues.
 
-        This is the end of the damaged record, or the start of a record inside it that is not part
-        of its body and has another shift: a record of the followed log; an intact record that
-        extends beyond the damaged record; unless ``of_any``, any intact record. Records of the same
-        shift are doubtful if they extend beyond the damaged record, or unless the damaged record's
-        length is ``sure``.
+        This is the end of the damaged record, or the start of a record inside it that has another
+        shift and cannot be part of its body: a record of the followed log, an intact record that
+        extends beyond the damaged record or, unless ``of_any``, any intact record. Records of the
+        same shift are doubtful if they extend beyond the damaged record, or unless the damaged
+        record's length is ``sure``.
         """
         position = start + 1
         while position < end:

@@ -1,4 +1,4 @@
-"""Inputs of carving: regular files, block devices, and all files below a folder, opened to read.
+"""Open the inputs of carving: regular files, block devices, and all files below a folder.
 
 A range that the device cannot read reads as zeros and is reported; the rest is read.
 """

@@ -45,8 +45,8 @@ DEFAULT_FILE = 1 << 30
 _MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
-"""Limits of the total size of fillers: bytes that are always allowed, and a multiple of the
-messages' bytes.
+"""Limit of the total size of fillers: a number of bytes that is always allowed, plus a multiple of
+the messages' total size.
 """
 
 
@@ -123,12 +123,11 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
 
 
 class StoreMaker:
-    """Collects the messages of a carving, then writes them. Use as a context manager.
+    """Collector and writer of the messages of a carving. Use as a context manager.
 
     Nothing is created before `write`. Unless the settings are ``is_sized``, the size of the log
-    files is derived from the ends of files that the carving found.
-    Raises: RefusedError for a folder in use, UsageError for invalid sizes; both before anything is
-    collected.
+    files is derived from the ends of files that the carving found. Raises: RefusedError for a
+    folder in use, UsageError for invalid sizes; both before anything is collected.
     """
 
     def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:
@@ -152,7 +151,7 @@ class StoreMaker:
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
-        """Remember the places of messages: 32 bytes each, on disk."""
+        """Keep the places of messages on disk, for `write`."""
         self._order.add(carved)
         inner = carved.page.numbers("sys_flag") & INNER_BATCH
         if inner.any() and len(self._batch_topics) < _MAX_TOPICS:

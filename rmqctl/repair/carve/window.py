@@ -86,7 +86,7 @@ class Window:
 
 
 class AsLog:
-    """A window's source as a file of the log in which records have this ``shift``."""
+    """A window's source as if it were a file of the log whose records have this ``shift``."""
 
     head = 0
 
@@ -170,7 +170,7 @@ class Checksums:
 class Candidates:
     """Positions in a window's source where the fixed part of a record might be.
 
-    The result for a range is remembered: continuing after a candidate costs no second search.
+    The result for a range is cached, so that continuing after a candidate needs no second search.
     """
 
     def __init__(self, window: Window) -> None:

@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: the step may have made a change. If False, there is nothing to undo.
+    ``begun``: whether the step may have made a change; if False, there is nothing to undo.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -84,16 +84,17 @@ class StepStates:
     def _is_old(self, record: StepRecord, current: FileStamp) -> bool:
         """Return whether the target is still the file from before a step.
 
-        The content is compared only in a copy of a store: in the original store, an empty ``abort``
-        file with another time was created by another broker.
+        The content is compared only in a copy of a store. In the original store, a file with
+        another time is another file, although the content may be the same: an empty ``abort`` that
+        a broker created.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
     def _is(self, record: StepRecord, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
-        """Return whether a file has a stamp or, because times may differ in a copy of a store, the
-        content with a digest.
+        """Return whether a file has the given stamp or, because times may differ in a copy of a
+        store, the given content (by its digest).
         """
         if stamp is None or stamp.fits(current):
             return stamp is not None
@@ -151,8 +152,8 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
-        """Yield every step, in order, with its `phase` or the error of that call. Only valid before
-        any step is carried out.
+        """Yield every step, in order, with its `phase` or the ChangedError that it raises. Only
+        valid before any step is carried out.
 
         A step whose target is in a folder that must still be moved aside is ``todo``: it did not
         create the files in that folder.
@@ -165,8 +166,9 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps that cannot have been carried out, because a file or
-        folder that an earlier step moves aside still (or again) occupies their target.
+        """Return the numbers of the steps that cannot have been carried out, because their target
+        is, or is below, a file or folder that an earlier step has not moved aside (or that exists
+        again).
         """
         numbers: set[int] = set()
         moved: set[str] = set()
@@ -465,13 +467,15 @@ class StepApplier(StepStates):
 
     @staticmethod
     def _sync_names(*paths: str) -> None:
-        """Fsync the new directory entry first: a failure in between leaves two names, not none."""
+        """Fsync the folders of the given paths in this order, the folder of the new name first: a
+        power failure in between leaves two names instead of none.
+        """
         for folder in dict.fromkeys(os.path.dirname(path) for path in paths if path):
             if os.path.isdir(folder):
                 sync_folder(folder)
 
     def restore_times(self) -> None:
-        """Restore the times of the folders in which names changed, as far as possible."""
+        """Restore the modification times of the folders in which names changed, if possible."""
         own = {os.path.dirname(self.path(record)) for record in self.journal.records}
         for name, mtime_ns in self.journal.times.items():
             path = os.path.join(self.root, name)

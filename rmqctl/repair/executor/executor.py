@@ -2,7 +2,7 @@
 
 A repair is staged, committed by its journal, carried out step by step, and recorded as done. A kill
 before the commit leaves the old store. After a kill later on, the next `Repair` of the store
-completes the repair, or `Repair.undo` undoes it. Neither deletes anything of the store.
+completes the repair, or `Repair.undo` undoes it. Neither of these deletes anything from the store.
 
 A root under repair is locked by a file in it. A broker that uploads to a tier locks only its own
 root, so a repair of the tier also locks the roots of its brokers. These further roots are noted
@@ -88,8 +88,8 @@ class Repair:
     ``broker_roots``: further roots to lock (default: those that were noted). ``named``: folders
     outside of the root that the user named in this command; no other folder outside is written to,
     and the stores that contain these folders are locked as well. ``complete``: the id of an
-    interrupted repair to complete although it was made under another path, or the stamps of its
-    files do not match (`Interrupted.question`).
+    interrupted repair to complete even if it was made under another path or the stamps of its files
+    do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -242,12 +242,13 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Undo a repair, the newest by default; of an interrupted one, the part that was done.
+        """Undo a repair (default: the newest). Of an interrupted repair, the steps that were
+        carried out are undone.
 
-        ``moved`` (``OLD=NEW``) names folders outside of a store that was moved or copied.
-        Raises: UsageError for an unknown id; RefusedError if a later repair changed the same files,
-        or if anything else changed since (with ``force`` later changes are kept below ``undone``
-        instead).
+        ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
+        copied. Raises: UsageError for an unknown id; RefusedError if a later repair changed the
+        same files, or if anything else changed since (with ``force`` later changes are kept below
+        ``undone`` instead).
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -270,8 +271,8 @@ class Repair:
         return self._carry_back(repair_id, maybe=state == "undoing", named=named)
 
     def abandon(self, repair_id: str) -> None:
-        """Give up an interrupted repair: the store stays as it is, and so do the kept files.
-        Raises: UsageError; RefusedError if it is not interrupted.
+        """Give up an interrupted repair. Neither the store nor the kept files are changed. Raises:
+        UsageError; RefusedError if it is not interrupted.
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -280,9 +281,9 @@ class Repair:
         set_state(self.root, repair_id, "abandoned", self._clock())
 
     def prune(self, repair_ids: Sequence[str], notes: Sequence[str] = ()) -> None:
-        """Delete the files that repairs keep (see `prunable`), which can then not be undone. The
-        notes of their losses stay, except for ids in ``notes`` (see `forgettable`).
-        Raises: RefusedError while a repair is not finished; StoreIOError.
+        """Delete the files that repairs keep (see `prunable`); these repairs can no longer be
+        undone. The notes of their losses are kept, except for the ids in ``notes`` (see
+        `forgettable`). Raises: RefusedError while a repair is not finished; StoreIOError.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -382,8 +383,8 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Return a broker's root; as a path relative to ``root`` if it contains ``root``, because both
-    are then moved together.
+    """Return the path by which a broker's root is noted: relative to ``root`` if it contains
+    ``root``, because both are then moved together; else absolute.
     """
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root

@@ -60,10 +60,10 @@ class StepRecord:
     system, that contains: ``staged``, the new content (create, replace) or the bytes for the target
     (patch); ``backup``, the old file (replace, move) or the old bytes (patch); ``undone``, the
     repair's file after an undo. ``spans`` are (position, size) of the bytes of a patch. ``folders``
-    are those that the step creates, outermost first. ``again``: a later step rebuilds something at,
-    or below, the target. ``digest`` identifies the new content (create, replace) in a copy of the
-    store, where times may differ; ``old_digest`` the old content (replace, and move of small
-    files).
+    are those that the step creates, outermost first. ``again``: whether a later step rebuilds
+    something at, or below, the target. ``digest`` identifies the new content (create, replace) in a
+    copy of the store, where times may differ; ``old_digest`` the old content (replace, and move of
+    small files).
     """
 
     kind: Kind
@@ -170,8 +170,8 @@ def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
     """Raise ValueError for paths that no repair writes into its journal: the journal may come from
     someone else.
 
-    A target is relative to the root, or absolute in a folder outside (`relocated` decides about
-    those). Kept files are in the repair's own folder.
+    A target is relative to the root, or absolute if it is in a folder outside (`relocated` decides
+    whether such a folder belongs to the store). Kept files are in the repair's own folder.
     """
     own = [record.staged, record.backup, record.undone]
     if any(os.path.isabs(name) for name in own):
@@ -187,7 +187,7 @@ def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
 
 
 def _header(line: bytes) -> dict[str, Any]:
-    """Parse a header. Raises: ValueError for any other line."""
+    """Parse the header of a journal. Raises: ValueError for any other line."""
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
         raise ValueError("unknown header format")
@@ -415,7 +415,9 @@ def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bo
 
 
 def check_actions_log(root: str) -> None:
-    """Raise StoreIOError if the log of actions cannot be written, before anything is done."""
+    """Raise StoreIOError if the log of actions cannot be written. Called before a repair changes
+    anything.
+    """
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     if os.path.lexists(path):
         os.close(open_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, "open"))

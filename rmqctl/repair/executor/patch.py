@@ -1,5 +1,4 @@
-"""Write the old and new bytes of a patch to patch files, and the bytes of a patch file over the
-target.
+"""Write patch files with the old and the new bytes of a patch, and copy these bytes to the target.
 
 A patch file contains the bytes of all spans of the patch, concatenated; zeros are holes if the file
 system supports holes, so that zeroing a gigabyte takes no space.

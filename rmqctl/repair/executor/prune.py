@@ -42,8 +42,8 @@ _PRUNED = "pruned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """A repair that can be given up. ``bytes``: disk space of its kept files; ``log_files``: the
-    number of complete log files among them, perhaps the only copies.
+    """A repair that can be given up. ``bytes``: disk space of its kept files; ``log_files``: number
+    of complete log files among these, which may be the only copies.
     """
 
     entry: HistoryEntry
@@ -56,8 +56,7 @@ class Prunable:
 
 
 def prunable(root: str, before: int) -> list[Prunable]:
-    """Return the repairs made before ``before`` (ms), oldest first, up to the first that is
-    younger.
+    """Return the repairs made before ``before`` (ms), oldest first, up to the first younger repair.
 
     Read-only. Raises: RefusedError if a repair is not finished, because it needs its files;
     StoreIOError.

@@ -123,7 +123,9 @@ class Interrupted:
 
 
 def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None:
-    """Raise UsageError if the repair to be completed is not the interrupted one."""
+    """Raise UsageError if the repair that the user wants to complete is not the interrupted
+    repair.
+    """
     if wanted not in (None, repair_id):
         raise UsageError(f"--complete {wanted}: {root} has no interrupted repair with this ID")
 
@@ -166,7 +168,9 @@ def _question(root: str, journal: Journal, named: Iterable[str]) -> str:
 
 
 def as_it_lies(root: str, journal: Journal, given: Folders) -> Journal:
-    """Return the journal with its paths as in the store at ``root``. Raises: RefusedError."""
+    """Return the journal with the paths that its targets have in the store at ``root``. Raises:
+    RefusedError.
+    """
     now = os.path.realpath(root)
     if _is_where_made(root, now, journal):
         # Given all the same: a copy at the same path, with its further folders elsewhere.
@@ -253,8 +257,8 @@ def _is_same(first: str, other: str) -> bool:
 
 
 def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
-    """Return whether a folder has a file that the repair recorded in ``folder``: either an
-    unchanged file, or a file that it changed (or was to change), in the old or new state.
+    """Return whether the folder ``candidate`` has a file that the repair recorded in ``folder``: a
+    file that the repair did not change, or a target of the repair in its old or new state.
     """
     for name, (size, digest) in journal.neighbours.get(folder, {}).items():
         path = os.path.join(candidate, name)
@@ -306,8 +310,8 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[StepRecord], number: int, folder: str) -> str:
-    """Return the current path of the further staging folder with a number, created as
-    ``folder``.
+    """Return the current path of a further staging folder. ``number``: its number; ``folder``: the
+    path under which it was created.
     """
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:

@@ -118,7 +118,7 @@ class Staging:
     # -- checks ---------------------------------------------------------------------------------
 
     def _note_times(self, checked: CheckedStep) -> None:
-        """Note the times of the folders in which names change, for undo."""
+        """Record the modification times of the folders in which names change, for undo."""
         for folder in {nearest_folder(checked.path), os.path.dirname(checked.path)}:
             with contextlib.suppress(OSError):
                 self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
@@ -147,7 +147,7 @@ class Staging:
                 raise error
 
     def _is_there(self, content: FileContent, device: int) -> bool:
-        """Return whether a file only needs to be renamed on a device."""
+        """Return whether a file is already on a device and only needs to be renamed."""
         return self._movable(content) and os.stat(content.path).st_dev == device
 
     # -- steps ----------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def clear(root: str, repair_id: str) -> None:
 
 
 def clear_abandoned(root: str) -> None:
-    """Apply `clear` to every repair that was killed before its commit."""
+    """Call `clear` for every repair that was killed before its commit."""
     for repair_id in ids(root):
         if not is_committed(root, repair_id):
             clear(root, repair_id)

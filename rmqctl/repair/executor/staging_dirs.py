@@ -1,8 +1,8 @@
 """The folders in which a repair stages and keeps files.
 
-Renaming works only within one mount, and a log's folder may be on another disk, by a link or as one
-of several. The files for such a target are in a ``.rmqctl`` folder next to the log's folder: not
-inside it, because a broker refuses to start if it finds foreign names there.
+Renaming works only within one mount, and a log's folder may be on another disk: it may be a link,
+or one of several folders of the log. The files for such a target are in a ``.rmqctl`` folder next
+to the log's folder, not inside it, because a broker does not start if it finds foreign names in it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OWN_NAME = re.compile("-[0-9a-f]{8}")
 def reachable(first: str, other: str) -> bool:
     """Return whether files can be renamed between two folders. Raises: StoreIOError.
 
-    The system itself decides: a bind mount has the same device number and yet is another mount. The
-    test "renames" a name that does not exist, because mounts are compared before names are looked
-    up.
+    The system itself is asked, because a bind mount has the same device number although it is
+    another mount. The test renames a file that does not exist: the system compares the mounts
+    before it looks for the file.
     """
     probe = f".rmqctl-probe-{os.getpid()}"
     try:

@@ -32,7 +32,7 @@ from rmqctl.repair.executor.journal import (
 from rmqctl.repair.executor.relocated import load_here, moved_to, noted
 
 Progress = Callable[[int], object]
-"""Called with 1 after every step."""
+"""Function that is called with 1 after every step."""
 
 
 @dataclass(frozen=True, slots=True)

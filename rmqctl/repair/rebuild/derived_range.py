@@ -72,9 +72,10 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
     ``limit``.
 
     ``rows``: whether to derive the columns for consume queues. ``kept``: entries of the store,
-    which have lost values of damaged messages. ``sink``: function that gets the derived batches,
-    with the same topic numbers in all batches; without it they are in the result. Bytes that the
-    system cannot read count as damage. Raises: StoreIOError for a file that cannot be opened.
+    which still have the original values of damaged messages. ``sink``: function that gets the
+    derived batches, with the same topic numbers in all batches; without it they are in the result.
+    Bytes that the system cannot read count as damage. Raises: StoreIOError for a file that cannot
+    be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()

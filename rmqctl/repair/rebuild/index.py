@@ -1,4 +1,4 @@
-"""Prepare index files for a rebuild: keep entries of expired messages, and choose the new names.
+"""Prepare index files for a rebuild: keep the entries of expired messages, and choose file names.
 
 An index file keeps entries of expired messages until its last entry expires. A rebuild appends to
 these entries, so that a valid file is rebuilt unchanged (spec: index.md §2-§7).
@@ -44,7 +44,7 @@ class Expired:
 
     @property
     def stays(self) -> frozenset[str]:
-        """Return the names of the files that stay untouched."""
+        """Return the names of the files that are not changed."""
         return frozenset(file.name for file in self.whole)
 
     @property

@@ -37,7 +37,7 @@ _TRIED = 16
 
 
 class EntryKey(NamedTuple):
-    """The key of a message's entry: queue, queue offset, physical offset and size."""
+    """The values by which a message's entry is found and recognised."""
 
     topic: str
     queue_id: int
@@ -53,7 +53,9 @@ class StoreEntries:
     store: Store
 
     def tags_code(self, message: EntryKey) -> int | None:
-        """Return the tags code of a message's own entry; None without one."""
+        """Return the tags code in a message's entry of its own queue; None if that entry does not
+        exist.
+        """
         key = message.topic, message.queue_id
         try:
             batch = self.store.batch_queues.get(key)
@@ -110,7 +112,7 @@ class StoreEntries:
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
         """Return, for each physical offset, the key hashes of its message in index order, without
-        overwritten ones.
+        overwritten hashes.
         """
         return {place: tuple(key.key_hash for key in keys if key.key_hash)
                 for place, keys in keys_of_places(self.store, places).items()}

@@ -79,11 +79,11 @@ class KeptHashes:
 class Rebuilt:
     """The files that a rebuild created below ``scratch``, from the log that begins at ``log_min``.
 
-    Offsets are physical, times are store times (ms). ``log_end``: the end of the log; ``last``: the
-    start of its last intact message (-1 without any); ``newest``: the greatest store time.
-    ``logics_timestamp``: that of the last message with an entry; ``index_timestamp``: that of the
-    newest full index file; each is 0 if no such message or file exists. ``next_offsets``: the next
-    queue offset of every queue with a message in the log (of the selected queues). ``gaps``,
+    Offsets are physical offsets, times are store times in ms. ``log_end``: the end of the log;
+    ``last``: the start of its last intact message (-1 without any); ``newest``: the greatest store
+    time. ``logics_timestamp``: that of the last message with an entry; ``index_timestamp``: that of
+    the newest full index file; each is 0 if no such message or file exists. ``next_offsets``: the
+    next queue offset of every queue with a message in the log (of the selected queues). ``gaps``,
     ``refused``, ``unplaceable`` and ``repeated`` count entries as `Dispatcher` does. ``damage``:
     the skipped damage. ``void_from``: physical offset from which the log belongs to another store
     than the entries. ``same``: queues of the ``store`` that need no rebuild and were not rebuilt.
@@ -129,7 +129,7 @@ class Rebuilt:
 
     @property
     def rows_end(self) -> int:
-        """Return the physical offset from which on entries are invalid in a queue without any
+        """Return the physical offset at or after which an entry is invalid in a queue without any
         message in the log.
         """
         return self.log_end if self.void_from is None else min(self.log_end, self.void_from)
@@ -188,14 +188,14 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
     """Rebuild the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
-    ``root``: the store that they are for, which is only read. ``only``: ``consumequeue`` (plain,
-    extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
-    rebuilt, and no index. Messages that end after ``log_end`` are skipped. ``progress`` is called
-    with the number of bytes done. ``batch_topics``: topics with batch queues. ``kept``: the hashes
-    that entries of some messages keep, whatever the messages contain. ``opened``: the store at
-    ``root``, if it is open; then messages of an earlier queue with the same name are skipped and,
-    with ``twins``, plain queues that are already right are not rebuilt, unless the scratch folder
-    is kept.
+    ``root``: the store for which the structures are rebuilt; it is only read. ``only``:
+    ``consumequeue`` (plain, extended, batch, light) and ``index``. With ``topic`` (and ``queue``)
+    only these queues are rebuilt, and no index. Messages that end after ``log_end`` are skipped.
+    ``progress`` is called with the number of bytes done. ``batch_topics``: topics with batch
+    queues. ``kept``: the hashes that entries of some messages keep, whatever the messages contain.
+    ``opened``: the store at ``root``, if it is open; then messages of an earlier queue with the
+    same name are skipped and, with ``twins``, plain queues that are already right are not rebuilt,
+    unless the scratch folder is kept.
 
     After an interruption by any exception, the same call with the same scratch folder (which must
     be kept) continues the rebuild, with the same result. If the scratch folder is from another log
@@ -454,7 +454,7 @@ class StateFile:
             return None
 
     def finish(self, progress: RebuildProgress) -> None:
-        """Save that nothing is left to do. Raises: StoreIOError."""
+        """Save that the rebuild is complete. Raises: StoreIOError."""
         progress.finished = self._files()
         self.save(progress)
 
@@ -469,7 +469,9 @@ class StateFile:
         return digest.hexdigest()
 
     def save(self, progress: RebuildProgress, *, durable: bool = False) -> None:
-        """Save the state. ``durable``: the covered files were fsynced. Raises: StoreIOError."""
+        """Save the progress. ``durable``: whether the files that it covers were fsynced. Raises:
+        StoreIOError.
+        """
         text = json.dumps({"version": _VERSION, "identity": self._identity, "boot": _boot(),
                            "durable": durable, "progress": asdict(progress)}).encode()
         replace_file(self._path, text, staged=f"{self._path}.new", doing="write", durable=durable)

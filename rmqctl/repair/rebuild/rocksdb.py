@@ -252,7 +252,7 @@ class DatabaseWriter:
                 self.first[topic, queue_id] = queue.least
 
     def finish(self) -> BuiltDatabase:
-        """Write everything into files and close them; return the database."""
+        """Write and close the files of the database; return the database."""
         from rocksdict import WriteBatch
 
         offsets = self._database.handle(OFFSETS)
@@ -320,8 +320,8 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
 
 
 def steps(root: str, database: BuiltDatabase, before: int | None, why: str) -> Planned:
-    """Return (steps, actions) that replace ``consumequeue/`` by the database; the old one is kept
-    aside. ``before``: its number of entries, None if unknown.
+    """Return (steps, actions) that replace ``consumequeue/`` with the database; the old folder is
+    moved aside. ``before``: number of entries in the old folder, None if unknown.
     """
     planned: list[Step] = []
     if os.path.lexists(os.path.join(root, FOLDER)):

@@ -1,4 +1,4 @@
-"""Plan the steps that replace the derived files of a store with the rebuilt files.
+"""Plan the steps that replace consume queue and index files of a store with the rebuilt files.
 
 Each changed queue and index file gets one action. Files that do not differ are not changed.
 """

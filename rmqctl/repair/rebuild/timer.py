@@ -44,8 +44,8 @@ def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list
                 settled: TimedDisputes | None = None) -> Changes:
     """Return the changes that repair the timer's files for a log that ends at ``log_end``.
 
-    ``next_row``: the next queue offset of the timer topic, None without a queue. ``findings``:
-    those of `timer_troubles`; ``settled``: messages that are corrected, or in dispute, so that
+    ``next_row``: the next queue offset of the timer topic, None without a queue. ``findings``: the
+    findings of `timer_troubles`; ``settled``: messages that are corrected, or in dispute, so that
     their units are kept. Raises: StoreIOError.
     """
     files = TimerFiles.of(store)
@@ -174,7 +174,7 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
 
 
 def _differs(path: str, pages: dict[int, bytes]) -> bool:
-    """Return whether a wheel differs from these pages."""
+    """Return whether a wheel's file differs from these pages (by position)."""
     try:
         with FileSource(path) as source:
             if source.size != FILE_SIZE:

@@ -45,7 +45,7 @@ class Bulk:
     physical: Array
     size: Array
     pieces: list[OverlayPiece] = field(default_factory=list)
-    """Pieces to write into the gaps, at positions in the file; they are added later."""
+    """Pieces to write into the gaps (positions in the file); these are added one by one."""
 
     times: list[tuple[int, int]] = field(default_factory=list)
     """(physical offset, store time in ms): fillers at or after that offset have that store time."""

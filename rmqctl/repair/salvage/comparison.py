@@ -69,11 +69,12 @@ class Comparison:
     earlier repair wrote into our log and that the source does not have. ``bare``: whether our log
     has no intact message at all.
 
-    Details of conflicts: ``topics``: (physical offset, topic) of the first conflicts. By physical
-    offset: ``fields``: names of the fields that differ, if both records have the same size;
-    ``verdicts``: score by which our consume queues and index match the source's record better than
-    ours. Physical offsets: ``hit``: both logs have the same message, but one of them is damaged;
-    ``disproved``: the verdict is that our record is wrong.
+    The other fields describe the conflicts. ``topics``: (physical offset, topic) of the first
+    conflicts. ``fields``: names of the fields that differ, by physical offset, if both records have
+    the same size. ``verdicts``: how much better our consume queues and index match the source's
+    record than ours, as a score by physical offset. ``hit``: physical offsets at which both logs
+    have the same message, damaged in one of them. ``disproved``: physical offsets at which our
+    record is wrong according to the verdict.
     """
 
     equal: Ranges

@@ -3,7 +3,7 @@
 A wrong correction that matches a CRC is a random change, after which a body is rarely still text,
 JSON or a zlib stream with a right checksum. So only changes that preserve such a content count as
 candidates. Their number is counted where that is easy; otherwise an upper bound is estimated from
-samples. So the computed chance of a wrong correction is too high rather than too low.
+samples. Thus the computed chance of a wrong correction may be too high, but not too low.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Contradictions:
     ``records``.
 
     ``skipping``: light queues in which a broker assigned queue offsets without writing entries.
-    Their later entries have lower queue offsets than the messages name, by a number that changes
-    with each start of the broker.
+    Later entries of such a queue have lower queue offsets than their messages name; the difference
+    changes with each start of the broker.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,

@@ -308,7 +308,7 @@ class Copier:
             else:
                 result.conflicts += not self._keep_ours
 
-    # -- the bytes --------------------------------------------------------------------------------
+    # -- copying bytes -----------------------------------------------------------------------------
 
     def _copy(self, result: CopyResult, source: LogSource, number: int, ranges: Sequence[Range],
               proven: Proven, stretch: EmptyRange) -> None:
@@ -348,8 +348,8 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
 
 
 def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
-    """Return the ranges without the extents of those of our doubtful records that differ from the
-    source's record of the same size. The bytes copied around such a record may prove it.
+    """Return the ranges without our doubtful records that differ from a record of the source with
+    the same position and size. The bytes that are copied around such a record may prove it.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:

@@ -198,8 +198,8 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Return whether a record ends with an appended CRC, of whose property name at most three bytes
-    are damaged. A message that was stored while the feature was off ends with nothing similar.
+    """Return whether a record ends with an appended CRC. Up to three bytes of its property name may
+    be damaged: a message that was stored while the feature was off ends with nothing similar.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MIN_OF_NAME
@@ -216,8 +216,8 @@ def _name(raw: bytes, record: Record) -> Correction | None:
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
-    """Return the correction of the body CRC to that of the body if the record then matches its
-    appended CRC; else None.
+    """Return the correction of the body CRC field to the CRC of the body if the record then matches
+    its appended CRC; else None.
     """
     if record.crc_ok:
         return None

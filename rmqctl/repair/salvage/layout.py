@@ -80,11 +80,11 @@ class Filling:
         self.end = span.start
         """Physical offset after the last filler, at which the log continues (mode ``tail``)."""
         self.time = span.time
-        """Store time of the last filler."""
+        """Store time of the last filler (ms)."""
 
     def settle(self) -> None:
-        """Move items that overlap or do not fit to ``left``, as messages of unknown physical
-        offset.
+        """Move items that overlap, or are too long for the span, to ``left``; they become messages
+        of unknown physical offset.
         """
         placed: list[FilledMessage] = []
         position = self.span.start

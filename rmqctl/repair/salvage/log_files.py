@@ -1,6 +1,4 @@
-"""The files of a repaired log: their parts, the pieces to write into them, and the steps of the
-plan.
-"""
+"""Plan the files of a repaired log: their parts, the pieces to write into them, and the steps."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Collector:
         self._by_gaps()
         return self.losses
 
-    # -- rows -------------------------------------------------------------------------------------
+    # -- consume queue entries ---------------------------------------------------------------------
 
     def _by_rows(self, rows: Sequence[FoundRow]) -> list[tuple[int, int]]:
         """Add messages that consume queue entries point to; return the ranges they cover."""
@@ -289,9 +289,9 @@ class Collector:
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
     """Return the size in an entry, corrected if it must be wrong.
 
-    If a message of that size would reach beyond the region, the size with one flipped bit is
-    returned with which the message ends where the next message or intact bytes begin, if exactly
-    one exists.
+    If a message of that size would reach beyond the region, one bit of the size is flipped so that
+    the message ends where the next message or intact bytes begin. If no bit or several bits do
+    that, the size is returned unchanged.
     """
     if physical + size <= region.end:
         return size
@@ -473,8 +473,9 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
-    """Return the store times (ms) of the intact messages before and after a lost message: one at
-    the physical offset ``physical`` or, without one, in the range ``(low, high)``.
+    """Return the store times (ms) of the intact messages before and after a lost message. That
+    message was at the physical offset ``physical`` or, if this is unknown, in the range ``(low,
+    high)``.
     """
     if physical is not None:
         number = bisect_right(starts, physical) - 1

@@ -3,7 +3,7 @@
 If two records are equal in both logs, the bytes between these records were equal, too. If an equal
 record exists on only one side of the stretch (because the start or end of our log is lost, or the
 source begins or ends in the stretch), our consume queues, our index and the remains of the damaged
-records show up to where the logs are equal.
+records show how far the logs are equal.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
     """Return the physical offset up to which the source's log is proven to be ours, from the start
     of a stretch on.
 
-    It is `ENDLESS`, and all later messages of the source are copied like from a master to its
-    slave, if the stretch reaches the end of our log, no bytes, entries or index keys of ours exist
+    It is `ENDLESS` if the rest of the source's log can be copied, as a slave copies its master's
+    log: the stretch reaches the end of our log, nothing of our log, consume queues or index is left
     after the proven end, and our last message is equal in the source, so that the logs did not
     diverge before. ``equal_end``: end of the equal range before the stretch.
     """

@@ -1,10 +1,10 @@
-"""salvage: replace damaged spans of a log with fillers, in place, without losing intact messages.
+"""Replace damaged spans of a log with fillers, in place, without losing intact messages.
 
 A broker truncates its log at the first record that it cannot read and deletes what follows
 (recovery.md §3-§4). Instead, each damaged span is filled to the byte with well-formed messages
-(`rmqctl.repair.salvage.filler`). Lost messages that are known from consume queues, damaged records
-or gaps in the queue offsets get a filler of their own. Then the log can be read to its end, and no
-queue has a gap.
+(`rmqctl.repair.salvage.filler`). Each lost message that is known from consume queues, damaged
+records or gaps in the queue offsets gets a separate filler. Then the log can be read to its end,
+and no queue has a gap.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Salvage:
     messages that are restored completely. ``notes``: warnings for the user. ``inner_batch_topics``:
     topics whose messages show that they have batch queues. ``ambiguous``: number of skipped records
     that may be messages. ``messages``: number of intact messages. ``conflicts``: number of
-    positions where a source has different intact messages and the user has not chosen.
-    ``wrong_topics``: number of messages that keep an invalid topic. ``kept_damaged``: number of
-    messages that are delivered although a part of them is lost. ``void_from``: physical offset from
-    which a preferred source's log replaces the rest of ours. ``unmarked``: number of messages with
-    damaged properties that are not changed. ``dropped``: lost messages without a filler.
-    ``wrong_corrections``: expected number of wrong corrections
+    positions at which a source has different intact messages and the user has not chosen between
+    them and ours. ``wrong_topics``: number of messages that keep an invalid topic.
+    ``kept_damaged``: number of messages that are delivered although a part of them is lost.
+    ``void_from``: physical offset from which a preferred source's log replaces the rest of ours.
+    ``unmarked``: number of messages with damaged properties that are not changed. ``dropped``: lost
+    messages without a filler. ``wrong_corrections``: expected number of wrong corrections
     (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: number of fillers. ``verdicts``:
     verdicts on complete records that do not count as messages, by physical offset.
     """
@@ -115,7 +115,7 @@ def salvage(store: Store, generation: int | None = None, *,
     memory; it must exist until the steps are carried out. ``missing_file``: how to replace a file
     that is missing between others: with fillers for the known messages, or with one blank record.
     ``ambiguous``: what to do with complete records after damage that may be messages or part of a
-    body. ``correct``: how much of a record may be changed where its CRC shows the original.
+    body. ``correct``: how much of a record may be changed if its CRC proves the original.
     ``keep_damaged``: deliver messages with a body that cannot be corrected, marked as damaged.
     ``fillers``: ``none`` creates no fillers. ``progress``: called with the bytes read.
 
@@ -256,7 +256,7 @@ class _Job:
             self.condemned.add(mending.rejected - self.settled)
             seen = self._survey(parts)
             if mending.moved and seen.messages <= survey.messages:
-                parts, self.confirmed, self.condemned = before  # not moved pages
+                parts, self.confirmed, self.condemned = before  # no page was moved
                 continue
             survey = seen
             # A page that was put back may be stale; records that the user keeps stay.
@@ -307,8 +307,8 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Return the regions that are complete missing files; only consume queues know their
-        messages.
+        """Return the regions that are complete missing files, whose messages are known only from
+        consume queues.
         """
         if self.scratch is None:
             return []
@@ -436,8 +436,8 @@ class _Job:
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
-        """Return (region, span to fill) pairs; the span's mode says how its end must be filled. In
-        a file that is handled by column, only the gaps are spans.
+        """Return (region, span to fill) pairs, with the mode of each span. In a file that is
+        handled by column, only the gaps are spans.
         """
         last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)

@@ -1,8 +1,8 @@
 """Restore up to four adjacent damaged bytes at a known position from the CRC that covers them.
 
-For any run of up to 31 bits, the 31 stored bits of a CRC determine the only possible original. But
-such an original exists at many positions by chance: k bytes at one position have 256^k values, and
-one in 2^31 matches. So the damaged bytes themselves must show the position:
+If the position of a damaged run of up to 31 bits is known, the 31 stored bits of the CRC determine
+the only possible original. At a wrong position, k bytes have 256^k values, of which one in 2^31
+matches by chance. So not many positions may be tried, and the damaged bytes must show them:
 
 * bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
   NULs are exactly the run, because other cleared bytes next to them would be NULs as well;
@@ -86,7 +86,7 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     ``syndromes``: possible differences between the computed and the stored CRC. ``most``: weight of
     all candidates above which the search ends, except at positions that the text itself shows.
     """
-    # Only in a text do the damaged bytes stand out, as bytes that are not text.
+    # Only in a text, bytes that are not text show the damage.
     odd = odd_bytes(content.data, properties=content.properties)
     text = odd is None or odd.end - odd.start <= MAX_RUN
     counts = np.bincount(np.frombuffer(content.data, np.uint8), minlength=_VALUES)

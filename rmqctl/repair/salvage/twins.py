@@ -2,7 +2,8 @@
 
 A broker copies bodies: a half message into the message that commits it, a message into its retries
 and dead letters. Unique key, length and CRC do not prove a copy, because any producer can choose
-the first two and compute the third. So only references that other producers cannot write count:
+the first two and compute the third. So only these references count, which other producers cannot
+write:
 
 * the damaged message refers to its half message in preparedTransactionOffset, which the broker
   writes, by its physical offset or by its queue offset in the half topic;
@@ -13,8 +14,8 @@ the first two and compute the third. So only references that other producers can
 A delayed or timed message and its delivery do not refer to each other, so neither is restored from
 the other. Outside of one damaged run, every byte of the damaged body must equal the copy's.
 
-Yield with 2 to 512 damaged bytes in the body of any message of the engine's stores: 18 of 60 in
-stores with transactions, 0 of 60 in stores with delays.
+Yield with 2 to 512 damaged bytes in a body: 18 of 60 messages in stores with transactions, 0 of 60
+in stores with delayed messages (stores written by the engine).
 """
 
 from __future__ import annotations

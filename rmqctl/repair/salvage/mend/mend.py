@@ -93,11 +93,12 @@ class Mending:
     ``pieces``: pieces to write, at positions in a file, by part number. ``messages``: number of
     restored messages. ``actions``: descriptions of the changes. ``rejected``: physical offsets of
     records that contradict their queues and cannot be corrected. ``confirmed``: sizes of records in
-    damaged bytes that are complete (or will be), by physical offset. ``moved``: whether the pieces
-    are bytes from elsewhere in the log. ``corrected``: physical offsets of records that a changed
-    byte makes intact; ``refused``: reasons why other records are not corrected, by physical offset;
-    ``by_byte``: physical offsets of records that a changed byte would explain where only bits may
-    be changed. ``topics``: reasons why invalid topics are kept, by physical offset.
+    damaged regions that are complete, or will be when the pieces are written, by physical offset.
+    ``moved``: whether the pieces are bytes from elsewhere in the log. ``corrected``: physical
+    offsets of records that a changed byte makes intact; ``refused``: reasons why other records are
+    not corrected, by physical offset; ``by_byte``: physical offsets of records whose CRC mismatch
+    one changed byte explains, although only single bits may be changed. ``topics``: reasons why
+    invalid topics are kept, by physical offset.
     """
 
     pieces: dict[int, tuple[OverlayPiece, ...]] = field(default_factory=dict)
@@ -359,7 +360,7 @@ class _Round:
         return record is None or not record.crc_ok
 
     def _by_twin(self, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Restore a record with the same body in another message. Return its size; else 0."""
+        """Restore a record from another message that has the same body. Return its size; else 0."""
         record = self._in_place(raw, start)
         twin = None if record is None else self._twins.of(
             raw, record, sealed=self._survey.has_crcs)
@@ -376,8 +377,8 @@ class _Round:
         return len(content)
 
     def _stored(self, source: Source, start: int, room: int, head: bytes) -> bytes:
-        """Return the bytes of a damaged record by its own size field; empty if that size is
-        impossible.
+        """Return the bytes of a damaged record, as many as its own size field says; empty if that
+        size is impossible.
 
         ``head``: the first bytes at ``start``.
         """
@@ -387,7 +388,9 @@ class _Round:
         return head[:size] if size <= len(head) else source.read(start - source.base, size)
 
     def _in_place(self, raw: bytes, start: int) -> Record | None:
-        """Return the record that damaged bytes decode to, if its physical offset is ``start``."""
+        """Return the record decoded from damaged bytes if its physical offset field is ``start``;
+        else None.
+        """
         if not raw:
             return None
         try:
@@ -482,11 +485,12 @@ class _Round:
         """Return whether entries confirm a record, or no evidence contradicts it and only its
         header was damaged.
 
-        ``foreign``: its physical offset field looks as if the record belonged elsewhere. Then the
-        log must lack exactly this message between two others of its queue. ``moved``: the other
-        offset is in this log, so the message may have been there, and only the index can decide;
-        nothing can if the record is ``shifted`` with its neighbours. ``wrong``: number of
-        `_PLACING` fields that are wrong.
+        ``foreign``: whether the record seems to belong elsewhere, by its physical offset field;
+        then the log must lack exactly this message between two others of its queue. ``moved``:
+        whether the offset in the field is in this log; then the message may have been stored at
+        that offset, and only the index can decide. ``shifted``: whether the record is shifted
+        together with its neighbours; then nothing can decide. ``wrong``: number of `_PLACING`
+        fields that are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (

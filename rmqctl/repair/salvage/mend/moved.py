@@ -177,7 +177,8 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
     """Yield (position, record) for complete records whose physical offset field names another
     position.
 
-    For an incomplete record only the physical offset field is yielded.
+    For an incomplete record, the value of its physical offset field is yielded instead of the
+    record.
     """
     for position in _magics(source, start, end):
         head = source.read(position, START_SIZE)

@@ -34,7 +34,7 @@ from rmqctl.store.store import Store
 
 _FEW, _SHARE = 1000, 20
 """Limits for damaged properties: if more than `_FEW` messages and more than one in `_SHARE` of all
-messages have such properties, a producer sent them like that.
+messages have such properties, a producer sent these properties, and they are not damage.
 """
 NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)

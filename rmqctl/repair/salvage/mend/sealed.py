@@ -2,11 +2,11 @@
 
 The appended CRC covers the whole record, so it decides between plausible values: those of consume
 queue entries, those of the neighbouring messages, and the few values that a field usually has. Each
-candidate value has 1 chance in 2^31 of matching by accident, so at most `MAX_CHANCE`
-* 2^31 values (214,748) may be tried for all fields together.
+candidate value has 1 chance in 2^31 of matching by accident, so at most 214,748 values
+(`MAX_CHANCE` times 2^31) may be tried for all fields together.
 
-A CRC is linear: it is computed once for the record and once for each bit of a field; from these
-CRCs follows that of each value.
+A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC for
+each value is the XOR of some of these.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: flag, queue id, queue offset, born
 time and reconsume times 60 of 60, store time and store host 59, born host and the offset of the
@@ -31,7 +31,7 @@ from rmqctl.scan.frames import Array
 
 _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
-"""Largest number of covered bytes for which values are tried."""
+"""Maximum number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
 """Numbers of values that are tried: for a flag, a queue id and a reconsume count (each from 0 on),
 and for missing queue offsets.

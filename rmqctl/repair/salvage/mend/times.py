@@ -80,7 +80,8 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     """Return (the proven time, the reason in words); (None, "") without a proof.
 
     ``exact``: times that other structures have, with the names of these structures; ``keys``: the
-    index entries that point to the message. ``impossible``: the stored time is known to be wrong.
+    index entries that point to the message. ``impossible``: whether the stored time is known to be
+    wrong.
     """
     stored_text = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
@@ -118,7 +119,7 @@ def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
 
 
 class Times:
-    """Correction of store times that may be damaged."""
+    """Corrector of store times that may be damaged."""
 
     def __init__(self, store: Store, survey: Survey, records: Records) -> None:
         self._store, self._survey, self._records = store, survey, records

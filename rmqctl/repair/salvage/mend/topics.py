@@ -1,11 +1,11 @@
 """Correct damaged topics with the index, or with the queue that lacks exactly this message.
 
 No body CRC covers a topic. A topic that no broker can have written is recognised as such; any other
-topic is suspected if its message is the only one of its queue or out of order there. If an entry
-points to the message, `contradict` has already used that entry. Otherwise the original is
+topic is suspected if its message is the only message of its queue, or is out of order in it. If an
+entry points to the message, `contradict` has already used that entry. Otherwise the original is
 
 * the topic with which the index has the keys of the message at its physical offset: a topic that
-  the store knows, or the stored topic without one flipped bit;
+  the store knows, or the stored topic with one bit corrected;
 * if the index has no keys for the message, the only topic of the same length whose queue lacks
   exactly this message between two of its messages or, in a log that begins at 0, at its end. If the
   stored topic could be valid, it must also be unknown to the store and differ from the other topic
@@ -112,7 +112,8 @@ class TopicEvidence:
         """Return the corrected topic of a record; a reason if a wrong topic cannot be corrected;
         None if nothing shows that it is wrong.
         """
-        # If the index has the record's keys, its topic is right, unless that is impossible.
+        # If the index has the record's keys, its topic is right, unless no broker can have written
+        # it.
         place, own = record.physical_offset, record.topic
         impossible, hashes = is_impossible(own), self._hashes(place)
         if hashes & key_hashes(record):
@@ -150,8 +151,8 @@ class TopicEvidence:
         return f"{damage}: original unknown" if impossible or fits else None
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> CorrectedTopic | str:
-        """Return the original topic of a record with an invalid one, or why it is unknown.
-        ``rows``: entries that point to the record.
+        """Return the original topic of a record with an invalid topic, or the reason why it is
+        unknown. ``rows``: entries that point to the record.
         """
         by_evidence = self.correction_of(record)
         by_rows = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
@@ -183,7 +184,7 @@ class TopicEvidence:
         """
         return topic in self._names.get(len(topic), ())
 
-    # -- the witnesses ----------------------------------------------------------------------------
+    # -- the evidence ------------------------------------------------------------------------------
 
     @cached_property
     def _names(self) -> dict[int, list[bytes]]:
@@ -204,7 +205,7 @@ class TopicEvidence:
 
     @cached_property
     def _topics(self) -> Counter[str]:
-        """Return for each topic the number of its queues in the log and the folders."""
+        """Return, for each topic, the number of its queues in the log and in folders."""
         return Counter(topic for topic, _ in {
             *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
 
