@@ -65,7 +65,7 @@ class _Break:
     end: int
     is_settled: bool = False
     is_end: bool = False
-    """Whether the log ends at the break: the rest of the page is unused."""
+    """True if the log ends at the break: the rest of the page is unused."""
 
 
 class Pieces:

@@ -49,7 +49,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an undo of a repair would do. ``actions``: the actions of the repair; ``changed``:
+    """Preview of the undo of a repair. ``actions``: the actions of the repair; ``changed``:
     descriptions of changes to its targets since the repair. ``root`` and ``host``: path of the
     store and name of the machine where the repair was made, according to its journal.
     """

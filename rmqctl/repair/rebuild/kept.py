@@ -146,7 +146,7 @@ class KeptEntries(Closing):
     root: str
     sizes: Sizes
     further: bool
-    """Whether messages may have entries in light queues."""
+    """True if messages may have entries in light queues."""
     _entries: StoreEntries | None = field(default=None, compare=False)
     _lock: Any = field(default_factory=Lock, compare=False)
 
