@@ -242,8 +242,8 @@ class Copier:
             proven.end, stretch.end) if item.messages]
         if left:
             result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
-                                "are not copied: nothing in this store proves that the log "
-                                "continued like that")
+                                "are not copied: nothing in this store proves that its log "
+                                "continued in the same way")
         # The ranges to copy: without records that our log contradicts, and not far from our files.
         ranges = [clipped for item in comparison.offered.within(proven.start, proven.end)
                   if (clipped := _clipped(source, item, proven.start, proven.end)) is not None]

@@ -53,7 +53,7 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPi
             raw = build(replace(record, total_size=record.total_size + short, properties=text))
             return OverlayPiece.of(position, append_crc.seal(raw) if style.sealed else raw)
     raise RefusedError(f"{part.path}: {short} damaged bytes at physical offset {region.start} are "
-                       "too few for a record, and no message before them can be extended by them")
+                       "too few for a record, and no message before them can be extended over them")
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
@@ -67,8 +67,8 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
     parts: list[LogPart] = []
     for file in log.files:
         if file.size > size:
-            raise RefusedError(f"{file.path}: has {file.size} bytes, more than the {size} of a "
-                               "file of this log: shorten it first")
+            raise RefusedError(f"{file.path}: has {file.size} bytes, but a file of this log has "
+                               f"at most {size}: truncate it first")
         base = parts[-1].end if parts else file.base
         if file.base < base or (file.base - base) % size:
             raise RefusedError(f"{file.path}: no file of {size} bytes starts at the offset in its "

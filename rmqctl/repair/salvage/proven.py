@@ -103,7 +103,7 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
             return Proven(start or _head(parts), end, None, None,
                           f"no message of this store is left{agreement}")
         return Proven(stretch.agreed_first, stretch.agreed_end, None, None,
-                      f"no message of this store is in it{agreement}")
+                      f"this store has no message in this range{agreement}")
     return "no equal message before or after it"
 
 

@@ -385,11 +385,11 @@ class _Job:
         if self.unmarked:
             place, why = min(self.unmarked.items())
             oddities.append(f"{plural(len(self.unmarked), 'message')} with damaged properties, the "
-                            f"first at physical offset {place}: {why}; left as it is")
+                            f"first at physical offset {place}: {why}; left unchanged")
         if self.topics:
             place, why = min(self.topics.items())
             oddities.append(f"{plural(len(self.topics), 'message')} with a wrong topic, the first "
-                            f"at physical offset {place}: {why}; left as it is")
+                            f"at physical offset {place}: {why}; left unchanged")
         # Unusual messages that do no harm, or only with some settings.
         if survey.undated:
             oddities.append(f"messages with store time 0, the first at physical offset "
@@ -408,7 +408,7 @@ class _Job:
             oddities.append(f"{plural(len(odd), 'message')} with a header that no broker writes, "
                             f"the first at physical offset {odd[0].offset} "
                             f"({', '.join(odd[0].categories)}): the original cannot be proved, and "
-                            "clients are not affected; left as it is")
+                            "clients are not affected; left unchanged")
         if survey.has_crcs and survey.lacking_crc:
             oddities.append("messages without an appended CRC among others that have it, the "
                             f"first at physical offset {survey.lacking_crc[0]}: a broker with "
@@ -418,7 +418,7 @@ class _Job:
             oddities.append(f"{plural(len(survey.glued), 'message')} whose appended CRC is the end "
                             "of another property, as brokers write batches, the first at physical "
                             f"offset {survey.glued[0]}: a broker with forceVerifyPropCRC does not "
-                            "find it and truncates its log there; left as it is")
+                            "find it and truncates its log there; left unchanged")
         if evidence.ahead:
             oddities.append(plural(evidence.ahead, "consume queue entry points",
                                    "consume queue entries point")

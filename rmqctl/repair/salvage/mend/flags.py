@@ -118,7 +118,7 @@ class Flags:
         if not is_odd:
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _rebuilt(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
-                "hosts: ports and store time fit the other way", whole=True)
+                "hosts: with these exchanged, ports and store time fit", whole=True)
         if not stored & ~sysflag.KNOWN_BITS and odd_bytes(shaped.body) is not None:
             return None  # an unknown codec may have compressed the body
         hosts = shaped.sys_flag & HOST_BITS
@@ -136,8 +136,8 @@ class Flags:
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
         if not flags & ~sysflag.KNOWN_BITS or flags == stored:
             return None
-        return _rebuilt(raw, flags, f"{damage}: hosts and transaction restored, the others are "
-                     "unknown and stay damaged", whole=False)
+        return _rebuilt(raw, flags, f"{damage}: hosts and transaction restored, the other flags "
+                     "are unknown and stay damaged", whole=False)
 
     # -- the parts of the flags -------------------------------------------------------------------
 
