@@ -2,8 +2,8 @@
 chains.
 
 If a log breaks off, either a record is damaged, and the following records may be part of its body;
-or a fragment of the file ends there, and the following records are unrelated. A fragment is proven
-if two parts at different positions join to one record with matching lengths and CRC.
+or a fragment of the file ends at that position, and the following records are unrelated. A fragment
+is proven if two parts at different positions join to one record with matching lengths and CRC.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ _PAGE, _UNUSED = 4096, 64 << 10
 
 
 class GrowingRanges:
-    """A growing set of half-open ranges. Once there are `MAX_RANGES`, the last range is
-    extended.
+    """A growing set of half-open ranges. Once it has `MAX_RANGES` ranges, the last range is
+    extended to include further ranges.
     """
 
     def __init__(self) -> None:

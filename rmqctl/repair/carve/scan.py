@@ -209,7 +209,7 @@ class Scan:
         known.
 
         Return True after a damaged record or the header of a DLedger entry, because the next record
-        is expected there. A blank, or the mark that ends a DLedger file, is also skipped.
+        is expected after it. A blank, or the mark that ends a DLedger file, is also skipped.
         ``chained``: whether a record precedes this position.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.

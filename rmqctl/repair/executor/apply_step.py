@@ -216,8 +216,8 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Return whether both names have the same content: after a power failure the old name may
-        exist again in addition to the new one.
+        """Return whether two files have the same content. After a power failure, a file may have
+        its old name again in addition to the new name.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 

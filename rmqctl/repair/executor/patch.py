@@ -83,7 +83,7 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
 
 
 def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileState:
-    """Return whether the target has the old bytes of a patch, the new bytes, some of both
+    """Return whether the target has the old bytes of a patch, the new bytes, a mixture of these
     (``between``) or ``other`` bytes. Raises: StoreIOError.
 
     Bytes after the end of the target count as zeros.

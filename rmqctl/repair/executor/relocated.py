@@ -5,7 +5,7 @@ tier's metadata) and folders to which links point may not have moved: after a co
 the original store. A copied store cannot be distinguished from a moved store: inode numbers may
 coincide, and the original may be on a disk that is not mounted. So a folder outside is accepted
 only if it has the same path relative to the root and contains files that the repair recorded, or if
-the user names it. Everything else is refused, with or without ``--force``.
+the user names it. All other folders are refused, with or without ``--force``.
 """
 
 from __future__ import annotations

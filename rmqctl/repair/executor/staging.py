@@ -1,5 +1,5 @@
-"""Stage a repair: write everything that it will put into the store below ``.rmqctl``, and fsync it,
-before any byte elsewhere changes.
+"""Stage a repair: write all its new files and bytes below ``.rmqctl``, and fsync them, before any
+byte elsewhere changes.
 """
 
 from __future__ import annotations

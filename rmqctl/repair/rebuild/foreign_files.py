@@ -1,8 +1,8 @@
 """Find foreign files in the folders of a store, which keep a broker from starting.
 
 A broker treats every entry of these folders as one of its files (recovery.md §2). It does not start
-if the name of a file is not a number, or if its length is wrong; a 4.x broker does not start if
-there is a folder. In the index folder, a broker skips names that are not numbers
+if the name of a file is not a number or its length is wrong, and a 4.x broker does not start if an
+entry is a folder. In the index folder, a broker skips names that are not numbers
 (`IndexService.load` catches the error), but treats any number as an index file.
 """
 

@@ -81,12 +81,13 @@ class Rebuilt:
 
     Offsets are physical offsets, times are store times in ms. ``log_end``: the end of the log;
     ``last``: the start of its last intact message (-1 without any); ``newest``: the greatest store
-    time. ``logics_timestamp``: that of the last message with an entry; ``index_timestamp``: that of
-    the newest full index file; each is 0 if no such message or file exists. ``next_offsets``: the
-    next queue offset of every queue with a message in the log (of the selected queues). ``gaps``,
-    ``refused``, ``unplaceable`` and ``repeated`` count entries as `Dispatcher` does. ``damage``:
-    the skipped damage. ``void_from``: physical offset from which the log belongs to another store
-    than the entries. ``same``: queues of the ``store`` that need no rebuild and were not rebuilt.
+    time. ``logics_timestamp``: the store time of the last message with an entry;
+    ``index_timestamp``: the time of the newest full index file; each is 0 if no such message or
+    file exists. ``next_offsets``: the next queue offset of every queue with a message in the log
+    (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated`` count entries
+    as `Dispatcher` does. ``damage``: the skipped damage. ``void_from``: physical offset from which
+    the log belongs to another store than the entries. ``same``: queues of the ``store`` that need
+    no rebuild and were not rebuilt.
     """
 
     root: str

@@ -197,8 +197,8 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
 
 
 def _raw(source: LogSource, start: int) -> bytes | None:
-    """Return the bytes of a source's message at a physical offset; in a DLedger log, those of the
-    entry.
+    """Return the bytes of a source's message at a physical offset; in a DLedger log, the bytes of
+    its entry.
     """
     place = source.log.locate(start)
     if place is None or not place[0].head:

@@ -68,8 +68,8 @@ class FillSpan:
 
 
 class Filling:
-    """The fillers of one span. ``left``: messages for which there was no space; ``short``: see
-    `fill`. ``unnamed``: number of fillers that represent no known message.
+    """The fillers of one span. ``left``: messages that do not fit; ``short``: see `fill`.
+    ``unnamed``: number of fillers that represent no known message.
     """
 
     def __init__(self, span: FillSpan, style: Style) -> None:

@@ -116,11 +116,12 @@ def salvage(store: Store, generation: int | None = None, *,
     that is missing between others: with fillers for the known messages, or with one blank record.
     ``ambiguous``: what to do with complete records after damage that may be messages or part of a
     body. ``correct``: how much of a record may be changed if its CRC proves the original.
-    ``keep_damaged``: deliver messages with a body that cannot be corrected, marked as damaged.
-    ``fillers``: ``none`` creates no fillers. ``progress``: called with the bytes read.
+    ``keep_damaged``: whether to deliver messages with a body that cannot be corrected, marked as
+    damaged. ``fillers``: ``none`` creates no fillers. ``progress``: called with the bytes read.
 
     ``sources``: other stores with the same log, from which lost bytes are copied first; they must
-    stay open. ``keep_ours``: where a source has different intact messages, keep ours.
+    stay open. ``keep_ours``: whether to keep our messages where a source has different intact
+    messages.
 
     Raises: StoreIOError; RefusedError for a source with another log, and for files whose names or
     sizes no broker can have written.

@@ -11,8 +11,8 @@ write:
 * an intact message refers to the damaged message as its half message; a broker builds such a
   message from the half message.
 
-A delayed or timed message and its delivery do not refer to each other, so neither is restored from
-the other. Outside of one damaged run, every byte of the damaged body must equal the copy's.
+A delayed or timed message and its delivery do not refer to each other, so no body is copied between
+them. Outside of one damaged run, every byte of the damaged body must equal the copy's.
 
 Yield with 2 to 512 damaged bytes in a body: 18 of 60 messages in stores with transactions, 0 of 60
 in stores with delayed messages (stores written by the engine).

@@ -5,13 +5,13 @@ values are always replaced. The store host is taken from the neighbouring messag
 from the body, and a port with one flipped bit above its lower 16 bits from those 16 bits. Unknown
 values are not invented: an unknown port becomes 0, which every client accepts; a message with
 unknown compression is replaced by a filler. So is a message with an invalid numeric property that
-other fields do not prove, because a broker would truncate the log there.
+other fields do not prove, because a broker would truncate the log at this message.
 
 A store time is corrected by `times`. The offset of a half message is found from the half message
 itself, else set to 0. A negative reconsume count becomes its lower 16 bits if one flipped bit
 explains it, else 0, as in a first delivery; an appended CRC that covers the negative count is
-recomputed. A negative queue id becomes that of the only queue of the topic that lacks exactly this
-message.
+recomputed. A negative queue id is replaced by the id of the only queue of the topic that lacks
+exactly this message.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: offset of the half message 60 of 60,
 store host 55, reconsume times 34. A born host of any value cannot be restored. With one flipped
@@ -259,7 +259,7 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 
 def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """Return the record with the offset of its half message: the stored offset with one bit
-    corrected, or that of the only half message with the same unique key; else 0.
+    corrected, or the offset of the only half message with the same unique key; else 0.
     """
     stored = record.prepared_transaction_offset
     damage = f"invalid preparedTransactionOffset {stored}"

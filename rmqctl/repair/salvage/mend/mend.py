@@ -152,9 +152,9 @@ def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: HoleE
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: HoleEntries, generation: int, earlier: Container[int], *,
          bodies: bool) -> Mending:
-    """Keep damaged messages that can be delivered as they are (see `kept_damaged`), except records
-    from an ``earlier`` use of the file. ``bodies``: whether to keep messages with damaged bodies,
-    too. Raises: StoreIOError.
+    """Keep damaged messages that can be delivered (see `kept_damaged`), except records from an
+    ``earlier`` use of the file. ``bodies``: whether to keep messages with damaged bodies, too.
+    Raises: StoreIOError.
     """
     records = Records(parts)
     damaged, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
@@ -353,7 +353,7 @@ class _Round:
         return self._whole(start, corrected_flags.raw, corrected_flags.reason)
 
     def _may_be_of(self, place: int) -> bool:
-        """Return whether the log covers a physical offset and has no intact message there."""
+        """Return whether a physical offset is in the log, but no intact message starts at it."""
         if not self._parts[0].base <= place < self._parts[-1].end:
             return False
         _, record, _ = self._records.read(place, None)
@@ -377,8 +377,8 @@ class _Round:
         return len(content)
 
     def _stored(self, source: Source, start: int, room: int, head: bytes) -> bytes:
-        """Return the bytes of a damaged record, as many as its own size field says; empty if that
-        size is impossible.
+        """Return the bytes of a damaged record, with the length in its own size field; empty if
+        that size is impossible.
 
         ``head``: the first bytes at ``start``.
         """
@@ -489,7 +489,7 @@ class _Round:
         then the log must lack exactly this message between two others of its queue. ``moved``:
         whether the offset in the field is in this log; then the message may have been stored at
         that offset, and only the index can decide. ``shifted``: whether the record is shifted
-        together with its neighbours; then nothing can decide. ``wrong``: number of `_PLACING`
+        together with its neighbours; then it is not supported. ``wrong``: number of `_PLACING`
         fields that are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id

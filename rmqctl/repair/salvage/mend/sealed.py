@@ -1,8 +1,8 @@
 """Restore a header field of a record with an appended CRC to the only plausible value that matches.
 
-The appended CRC covers the whole record, so it decides between plausible values: those of consume
-queue entries, those of the neighbouring messages, and the few values that a field usually has. Each
-candidate value has 1 chance in 2^31 of matching by accident, so at most 214,748 values
+The appended CRC covers the whole record, so it decides between plausible values: the values in
+consume queue entries and in the neighbouring messages, and the few values that a field usually has.
+Each candidate value has 1 chance in 2^31 of matching by accident, so at most 214,748 values
 (`MAX_CHANCE` times 2^31) may be tried for all fields together.
 
 A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC for
