@@ -103,8 +103,8 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """The physical offset up to which the log has been copied; the thread that checks the copied
-    log waits for it.
+    """Physical offset up to which the log has been copied. The thread that checks the copy waits
+    until the records to check have been copied.
     """
 
     def __init__(self) -> None:
@@ -153,8 +153,8 @@ def mend_log(view: Store, copies: Copies, copied_end: int,
              damaged: Sequence[DamagedRange]) -> tuple[
         bool, bool]:
     """Copy the ranges ``damaged`` again: they were damaged when they were first copied, and the
-    store was repaired in place since. Nothing else is overwritten, because a message that the
-    repair replaced by a filler may be intact in the copy. Return (whether anything was copied,
+    store has been repaired in place since then. Nothing else is overwritten, because a message that
+    the repair replaced by a filler may be intact in the copy. Return (whether anything was copied,
     whether the copy equals the store's log up to ``copied_end``). Raises: StoreIOError.
     """
     before = copies.written
@@ -180,8 +180,8 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         bool, list[DamagedRange], list[str]]:
     """Copy the new entries of all consume queues; with ``compare`` also earlier entries that differ
-    from their copies. Return (whether any queue is not the queue that the last run copied, ranges
-    of copied entries that the store has lost, notes). Raises: StoreIOError.
+    from their copies. Return (whether a queue has been replaced by a new one since the last run,
+    ranges of copied entries that the store has lost, notes). Raises: StoreIOError.
     """
     notes: list[str] = []
     lost: list[DamagedRange] = []
@@ -288,9 +288,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _agree(file: StoreFile, copy: str, used: int) -> bool:
-    """Return whether the last bytes of a queue file's copy before ``used`` equal the bytes of the
-    file at this position.
-    """
+    """Return whether a queue file and its copy have the same last bytes before ``used``."""
     start = max(0, used - _COMPARED)
     with file.open() as ours, FileSource(copy) as theirs:
         return ours.read(start, used - start) == theirs.read(start, used - start)

@@ -74,7 +74,7 @@ class Entries:
             self, view: Store, copies: Copies, *, again: bool
     ) -> tuple[bool, list[DamagedRange]]:
         """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
-        Return (whether any queue is not the queue that the last run stored, ranges of stored
+        Return (whether a queue has been replaced by a new one since the last run, ranges of stored
         entries that the store has lost).
         """
         lost: list[DamagedRange] = []
@@ -182,8 +182,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Return whether the store's queue is not the stored queue, because the topic was created
-    again: at the same position, its entry points to a later offset.
+    """Return whether the queue has been replaced by a new one, because the topic was created again:
+    at the position of a stored entry, the store's entry points to a later offset.
     """
     at = min(have.position, end) - unit
     for file in ordered:

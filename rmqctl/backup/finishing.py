@@ -83,7 +83,7 @@ def deleted_topics(store: Store, point: Point) -> list[str]:
 
 
 def _configured(store: Store) -> frozenset[str] | None:
-    """Return the topics that have a configuration; None if that is unknown."""
+    """Return the topics that have a configuration; None if it is unknown which topics have one."""
     if store.layout.config == "rocksdb-v2" or store.layout.consumequeue == "rocksdb" or (
             not store.layout.reads("config")):
         return None

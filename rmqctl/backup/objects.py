@@ -309,7 +309,7 @@ class Objects(RemoteFiles):
                 yield object_of(folder, path, piece), piece.end - piece.start
 
     def faults(self, notes: Sequence[Note], pace: Pace) -> Iterator[ChangedRange]:
-        """Yield a fault for each object named by a point that does not match its SHA-256."""
+        """Yield a fault for each object that a point names and that does not match its SHA-256."""
         seen: set[str] = set()
         for note in notes:
             for folder, path, held in note.files_of(notes[0].point):
@@ -369,7 +369,7 @@ def _held(size: Any, changed: Any, pieces: Any) -> Held:
 
 
 def newest(backup: str) -> tuple[int, Point | None]:
-    """Return (number of points, the newest point, or None if no point exists). Raises:
+    """Return the number of points, and the newest point (None if no point exists). Raises:
     FormatError.
     """
     with Objects(backup) as objects:
