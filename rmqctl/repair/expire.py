@@ -63,8 +63,8 @@ class ExpiryLimits:
 @dataclass(frozen=True, slots=True)
 class Expiry:
     """A plan that expires files. ``min_before``, ``min_after``: the log's first physical offset
-    before and after. ``bytes``: total size of the expired files. ``rows``: number of expired queue
-    offsets by topic.
+    before and after the expiry. ``bytes``: total size of the expired files. ``rows``: number of
+    expired queue offsets by topic.
     """
 
     plan: Plan

@@ -82,9 +82,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class MoveAside:
-    """Removal of a file, or of a folder with its content; both are moved aside and kept
-    for `undo`.
-    """
+    """Removal of a file, or of a folder with its content; it is moved aside and kept for `undo`."""
 
     target: str
 
@@ -111,7 +109,7 @@ class Changes:
 
     def act(self, step: Step, verb: str, before: Value, after: Value, why: str,
             unit: str = "byte") -> None:
-        """Add a step, and the action that describes it with the other arguments (see `Action`)."""
+        """Add a step, and an action with the other arguments (see `Action`)."""
         self.steps.append(step)
         self.actions.append(Action(verb, step.target, before, after, why, unit))
 
@@ -161,8 +159,8 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """Losses of a plan that are not replaced by fillers. ``messages``: number of lost messages.
-    ``undecided``: number of discarded records that may be messages. ``places``: the first of both
-    that are intact now.
+    ``undecided``: number of discarded records that may be messages. ``places``: the first of these
+    messages and records that are intact before the repair.
     """
 
     messages: int = 0

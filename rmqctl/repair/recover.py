@@ -514,8 +514,8 @@ class _Planner:
         return timer_troubles(self._store, saved.log_end)
 
     def _settle_timed(self, saved: Salvage, timed: TimedDisputes) -> Salvage:
-        """Return the log with each corrected REAL_TOPIC for which a unit of the timer log
-        is proof.
+        """Return the log with corrected values of REAL_TOPIC, where units of the timer log prove
+        them.
         """
         if COMMITLOG not in self._options.only:
             timed.open |= timed.topics.keys()
@@ -530,7 +530,7 @@ class _Planner:
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
     def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
-        """Return the log with corrected bytes in properties, for which entries are proof."""
+        """Return the log with corrected bytes in properties, where entries prove them."""
         pieces: dict[int, list[OverlayPiece]] = {}
         for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
@@ -723,8 +723,8 @@ class _Planner:
 
 
 def queue_of(target: str) -> tuple[str, int]:
-    """Return the topic and queue id of the consume queue folder that contains the path ``target``
-    or has this path; ("", 0) for other paths.
+    """Return the topic and queue id of a target that is a consume queue folder or is inside one;
+    ("", 0) for other targets.
     """
     parts = target.split(os.sep)
     if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():
@@ -747,9 +747,9 @@ def _verified(store: Store, part: str, watch: Watch, jobs: int
 def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
     """Return whether `verify` finds no problem in the index of a store whose log is intact.
 
-    The index files may differ from rebuilt files: a broker whose clock was set back, or that
-    stopped uncleanly, writes other files, in which the message at a file border has entries in both
-    files, or with an empty file.
+    The index files may differ from rebuilt files if the broker's clock was set back or the broker
+    stopped uncleanly: the message at the border of two files may have entries in both files, or a
+    file may be empty.
     """
     if ended_by_repair(store) is not None:
         return False

@@ -61,10 +61,10 @@ class DiskOutlook:
     """Prediction of disk use at ``bytes_per_day``, the rate from ``since`` to ``until`` (store
     times in ms).
 
-    ``levels_off_at``: the highest share of the disk in use, when as many bytes expire as arrive.
-    ``reached_in``: for each named limit of disk use, the number of hours until it is reached (None:
-    never). ``reserved_hours``: the largest fileReservedTime that keeps disk use below
-    ``diskMaxUsedSpaceRatio``; 0 if no value does.
+    ``levels_off_at``: share of the disk in use when it stops growing, because as many bytes expire
+    as arrive. ``reached_in``: for each named limit of disk use, the number of hours until it is
+    reached (None: never). ``reserved_hours``: the largest fileReservedTime that keeps disk use
+    below ``diskMaxUsedSpaceRatio``; 0 if no value does.
     """
 
     bytes_per_day: int

@@ -105,7 +105,9 @@ def read_export(name: str) -> Exported | None:
 
 
 def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
-    """Raise RefusedError if the export has topics but none of the store's, ``topics``."""
+    """Raise RefusedError if the export has topics but none of ``topics``, the topics of
+    the store.
+    """
     theirs = export.tables.get("topicConfigTable")
     mine = {topic: 0 for topic in sorted(topics)
             if not topic.startswith((DLQ_PREFIX, RETRY_PREFIX))}

@@ -327,9 +327,9 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return (``entries``, which are inferred, replaced by entries of an export where it has
-        them; the evidence). ``unknown``: the note on unknown values of inferred entries, with a
-        placeholder for the names of these entries.
+        """Return the inferred ``entries``, replaced with entries of an export where it has them,
+        and the evidence for them. ``unknown``: the note on unknown values of inferred entries, with
+        a placeholder for the names of these entries.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
@@ -400,7 +400,7 @@ def _proof(export: Exported, taken: int) -> dict[str, Any]:
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a table that have the shape of their kind."""
+    """Return the entries of a file's table, without entries that do not have the expected form."""
     table = value.get(kind.table)
     if not isinstance(table, dict):
         return {}

@@ -72,7 +72,7 @@ def _has_log(root: str) -> bool:
 
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
-    """Return (what ``read`` returns for the files that it can read, the other ``names``)."""
+    """Return (the contents of the files that ``read`` recognizes, the other ``names``)."""
     contents: list[T] = []
     others: list[str] = []
     for name in names:

@@ -136,7 +136,9 @@ class _Job:
                     "its message", "its place in the chain of entries"]}))
 
     def _by_crc(self) -> None:
-        """In intact entries, correct each damaged message whose CRC one small change explains."""
+        """In entries with an intact header, correct each message whose CRC matches after one small
+        change.
+        """
         if self.correct == "off":
             return
         corrections: list[tuple[int, Correction]] = []
@@ -241,7 +243,7 @@ class _Job:
     def _same_term(self, source: LogSource, run: DifferingEntries) -> None:
         """Compare intact entries that differ in the two logs but have the same index and term. One
         of the two copies of an entry is damaged in a part that no checksum covers; this store's
-        consume queues and index may show which copy.
+        consume queues and index may show which copy is intact.
         """
         if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
