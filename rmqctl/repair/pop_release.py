@@ -71,7 +71,7 @@ class Released:
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch, *, undecided: bool = False) -> Released:
-    """Return the plan for an opened store. ``undecided``: whether to release messages too that
+    """Return the plan for an opened store. ``undecided``: whether to also release messages that
     damaged records may contain or acknowledge. Raises: RefusedError if the store must be repaired
     before messages can be appended; UnsupportedError, StoreIOError.
     """

@@ -139,8 +139,8 @@ def _reason(error: Exception) -> str:
 
 
 def _topic_of(path: str) -> str | None:
-    """Return the topic in the name of a folder above the file (``topic=NAME``); None if no name has
-    it.
+    """Return the topic in the name of a folder above the file (``topic=NAME``); None if no folder
+    has such a name.
     """
     for part in reversed(os.path.abspath(path).split(os.sep)[:-1]):
         match = _FOLDER.fullmatch(part)

@@ -108,7 +108,8 @@ class KnownPlaces:
 
 class LaidOut:
     """Collector of records, from which `log` builds a log. ``size``: size of the log's files.
-    ``low``, ``high``: physical offsets before and after which a record cannot belong to the log.
+    ``low``, ``high``: range ``[low, high)`` of the physical offsets that records of the log can
+    have.
 
     Uses as much disk space as the records have bytes. For each record, it uses 67 bytes of memory
     while the records are sorted, then 16.

@@ -48,8 +48,8 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
     """Remove the entries of records at or after physical offset ``to`` from all queues.
 
     In files, entries are removed only at the end of a queue. A damaged entry that points after
-    ``to`` is kept if valid entries follow it, because they would be lost with it. A database is
-    rebuilt in ``scratch``, which must exist until the plan is applied. Raises: StoreIOError.
+    ``to`` is kept if valid entries follow, because these would be lost too. A database is rebuilt
+    in ``scratch``, which must exist until the plan is applied. Raises: StoreIOError.
     """
     cut = QueuesCut()
     # A database is rebuilt without the entries.
@@ -101,7 +101,7 @@ class _Tail:
     """The end of a truncated queue. Positions are bytes from the start of the queue.
 
     ``end``: position after the last kept entry; ``last``: this entry; both are None if no entry is
-    kept. ``used``: position after the last entry before the truncation. ``newest``: the last
+    kept. ``used``: position after the last entry that the queue has now. ``newest``: the last
     removed entry. ``first_address``: lowest extension address in the removed entries.
     """
 

@@ -65,8 +65,8 @@ MAX_LISTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A plan that truncates a log. ``log_end``: end of the log before. ``lost``, ``lost_by_topic``:
-    number of intact messages that are removed.
+    """A plan that truncates a log. ``log_end``: end of the log before the truncation. ``lost``:
+    number of intact messages that are removed; ``lost_by_topic``: the same by topic.
     """
 
     plan: Plan
