@@ -82,7 +82,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     if "default" in (origin["index_slots"], origin["index_max"]) and (
             not store.index_listing.files):
         notes.append(
-            f"no index file shows their layout: assuming a broker's default, "
+            f"no index file shows the number of slots: assuming a broker's default, "
             f"{settings.index_slots:,} slots and {settings.index_max:,} entries (--index-slots, "
             "--index-max). A broker with another maxHashSlotNum finds no keys in such files and "
             "reports no error")
@@ -105,8 +105,8 @@ def _queue_size(structure: str, size: int, name: str, option: str, older: str = 
     """Return a note that the size of a queue's files is assumed, and what happens if the assumption
     is wrong (recovery.md §2).
     """
-    return (f"no {structure} file shows their size: assuming a broker's default, {size:,} bytes "
-            f"({option}). A broker with another {name} does not start on such files{older}")
+    return (f"no {structure} file shows the file size: assuming a broker's default, {size:,} "
+            f"bytes ({option}). A broker with another {name} does not start on such files{older}")
 
 
 def _batch_size(settings: Settings) -> str:

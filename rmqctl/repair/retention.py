@@ -168,7 +168,7 @@ def retention(store: Store, around: StartEnvironment, version: str | None = None
         next_deletion(rules.delete_when, around.now, zone))
     if store.layout.is_dledger:
         answer.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
-        answer.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"
+        answer.settings["diskMaxUsedSpaceRatio"] = "DLedger's own limit"
     # Groups that have not read the expiring messages.
     after = store.log.files[gone].base if gone else store.log.min_offset
     if not store.layout.reads("consumequeue"):

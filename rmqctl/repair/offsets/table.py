@@ -210,8 +210,8 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
     texts = [*notes, ("running consumers commit their own offsets again: stop the consumers of "
                       f"{whose} until the broker is up")]
     if forgotten:
-        texts.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
-                     "committed offsets: the repair records their number")
+        texts.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only "
+                     "from committed offsets: the repair records their number")
     return OffsetsPlan(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(texts),
                             dropped=Dropped(forgotten)), tuple(queues))
 
