@@ -31,7 +31,7 @@ _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lo
 _COMPARED = 4096
 """Maximum number of bytes at the end of a file's copy that are compared with the file."""
 _APPENDED = ("compaction", "timerlog")
-"""Folders in which a file only grows, or is replaced as a whole."""
+"""Folders whose files only grow, unless a file is replaced as a whole."""
 _TRIES = 5
 """Maximum number of attempts to copy a RocksDB database that changes during the copy."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)

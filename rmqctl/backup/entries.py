@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
     @property
     def physical(self) -> int:
-        """The physical offset that the last entry points to."""
+        """Physical offset to which the last stored entry points."""
         return int(self.last[:16], 16)
 
 

@@ -195,7 +195,9 @@ class _Reader:
         self._ranges.failed = error
 
     def add(self, path: str, size: int, spans: Callable[[], Spans]) -> None:
-        """Add a file. ``spans`` is called when the file is read."""
+        """Add a file that consists of spans. The function ``spans`` is called when the file is
+        first read.
+        """
         self._spans[path], self._sizes[path] = spans, size
 
     def _of(self, path: str) -> Spans:
@@ -283,5 +285,5 @@ class _Reader:
         return spans[-1].end if spans else 0
 
     def close(self) -> None:
-        """Drop the cached ranges."""
+        """Free the cached ranges of objects."""
         self._ranges.close()

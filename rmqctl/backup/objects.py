@@ -170,7 +170,7 @@ class Objects(RemoteFiles):
         return data
 
     def pieces_of(self, held: Held) -> tuple[Piece, ...]:
-        """Return the pieces of a file, in order."""
+        """Return the pieces of a file, in the order of their positions."""
         if not isinstance(held.pieces, str):
             return held.pieces
         name = f"{SMALL}/{held.pieces}"
@@ -342,12 +342,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
 
 
 def _files(value: Any) -> dict[str, Held]:
-    """Parse the JSON value of files by path. Raises: ValueError, TypeError."""
+    """Parse the JSON object of stored files by path. Raises: ValueError, TypeError."""
     return {file: _held(*held) for file, held in value.items()}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Parse the JSON value of settings. Raises: ValueError, TypeError."""
+    """Parse the JSON object of a point's settings. Raises: ValueError, TypeError."""
     for name, setting in value.items():
         kind = SETTINGS[name]
         if type(setting) is not kind or (isinstance(setting, int) and not 0 <= setting < 1 << 40):
@@ -358,7 +358,7 @@ def _settings(value: Any) -> dict[str, Any]:
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:
-    """Parse the JSON values of a stored file. Raises: ValueError, TypeError."""
+    """Parse the JSON values of a stored file: size, time, pieces. Raises: ValueError, TypeError."""
     if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
         raise ValueError("not a size")
     if isinstance(pieces, str):

@@ -197,7 +197,7 @@ def begun_of(backup: str) -> Begun | None:
 
 
 def end(backup: str) -> None:
-    """Record that the run has finished."""
+    """Remove the record of the unfinished run."""
     os.unlink(os.path.join(backup, FOLDER, _UNFINISHED))
 
 

@@ -136,7 +136,7 @@ def refuse_foreign_links(root: str, target: str) -> None:
 
 
 def below(target: str) -> str:
-    """Return the path of a target relative to a folder like ``aside``."""
+    """Return the path of a target in a folder that mirrors the store, such as ``aside``."""
     return os.path.join(_OUTSIDE, target.lstrip(os.sep)) if os.path.isabs(target) else target
 
 

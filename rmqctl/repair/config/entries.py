@@ -39,7 +39,7 @@ MERGE, RESTORE = "config-merge", "topic-restore"
 _TOPICS, _GROUPS, _FORBIDDEN = "topicConfigTable", "subscriptionGroupTable", "forbiddenTable"
 _TABLES = {TOPICS: (_TOPICS,), GROUPS: (_GROUPS, _FORBIDDEN),
            "messageRequestMode.json": ("messageRequestModeMap",)}
-"""For each file, its tables whose keys are names."""
+"""For each configuration file, the tables whose entries are merged by name."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _TOPICS: {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG",
               "topicSysFlag": 0},
@@ -295,7 +295,7 @@ def _target(file: ConfigFile) -> str:
 
 
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
-    """Raise RefusedError if writing the file would lose an entry."""
+    """Raise RefusedError if writing the configuration file would lose unreadable entries."""
     used = file.used
     if used is None and not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
         raise RefusedError(f"{store.root}: {file.main.fault()}; its backup cannot be read either: "

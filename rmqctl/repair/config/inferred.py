@@ -241,7 +241,7 @@ def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
 
 
 def text_of(counts: Mapping[str, object], most: int = 5) -> str:
-    """Return the first ``most`` names, and the number of other names."""
+    """Return as text the first ``most`` names, and the number of other names."""
     names = list(counts)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -80,7 +80,7 @@ starting.
 
 @dataclass(slots=True)
 class ConfigMended:
-    """Steps and actions of a plan; ``notes`` name what is unknown."""
+    """Steps and actions that repair configuration files, and notes on what remains unknown."""
 
     steps: list[Step] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -388,7 +388,7 @@ class _Mender:
 
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
-    """Return, for each queue, the greater of the two offsets."""
+    """Merge the offsets of two copies: return, for each queue, the greater offset."""
     offsets = {str(queue): offset for queue, offset in ours.items()}
     for queue, offset in theirs.items():
         offsets[str(queue)] = max(offset, offsets.get(str(queue), 0))

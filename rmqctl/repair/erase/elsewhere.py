@@ -186,7 +186,7 @@ def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _words_of(data: bytes) -> Array:
-    """Return the 8-byte words that start at each position."""
+    """Return, for each position, the 8 bytes from this position on as a number."""
     return np.ndarray(len(data) - _WORD + 1, "<u8", data, 0, (1,))
 
 

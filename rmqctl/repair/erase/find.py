@@ -194,7 +194,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
 
 
 def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) -> None:
-    """Find the messages to erase among a batch of records."""
+    """Add the messages to erase in a batch of records to ``matches``."""
     properties = text.PropertySegments(batch)
     rows: set[int] = set()
     # By ids: in properties, by column.
@@ -285,7 +285,7 @@ def _by_content(record: Record, traits: Traits, matches: Matches, *, same_body: 
 
 def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
             same_body: bool) -> None:
-    """Find the messages to erase inside a record that is a batch of messages."""
+    """Add a record that is a batch to ``matches``, if it contains messages to erase."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
     judged = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]

@@ -92,7 +92,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
 
 
 def _behind(row: Any) -> int:
-    """Return the queue offset after an entry of a batch queue; 0 for None."""
+    """Return the queue offset after an entry of a batch queue; 0 if ``row`` is None."""
     return 0 if row is None else int(row["msg_base_offset"]) + int(row["batch_size"])
 
 

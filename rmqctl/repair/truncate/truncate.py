@@ -361,7 +361,7 @@ def removed_messages(store: Store, to: int, progress: ConsumerProgress,
 
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
-    """Yield all frames from the border ``to`` on, including damaged ranges."""
+    """Yield batches of all frames from the border ``to`` on, including damaged ranges."""
     for number, file in enumerate(store.log.files):
         if file.end > to:
             yield from Walk(store.log.source(number), max(0, to - file.base))
