@@ -398,7 +398,7 @@ class _Planner:
                 os.path.realpath(folder) == root for folder in self._store.log_folders):
             raise RefusedError(
                 f"{self._root}: the log files are in the root of the store, beside checkpoint and "
-                "lock, and no broker starts on that. Nothing was changed. Move them into "
+                "lock, and no broker starts on such a store. Nothing was changed. Move them into "
                 f"{os.path.join(self._root, COMMITLOG)} and set storePathCommitLog to that folder")
 
     def _refuse_half_a_log(self) -> None:

@@ -346,8 +346,8 @@ class _Job:
             self.notes.append(
                 f"{source.name} and this member have entries of different terms from index "
                 f"{run.first} on: two leaders wrote them, and the group keeps the entries of its "
-                "majority (`rmqctl diff A B C` compares three). --prefer ours keeps the entries "
-                f"of this member, --prefer {source.name} copies the other entries")
+                "majority (`rmqctl diff A B C` compares three members). --prefer ours keeps the "
+                f"entries of this member, --prefer {source.name} copies the other entries")
 
     def _follow(self, source: LogSource, start: int, end: int) -> None:
         """Replace the log from byte ``start`` on with the source's log, which ends at ``end``."""
