@@ -122,7 +122,8 @@ class Copies:
         path = self.path(relative)
         if self.older is not None and os.path.exists(path):
             aside = os.path.join(self.older, relative)
-            if not os.path.lexists(aside):  # otherwise the copy is of a killed run: not needed
+            # If `older` already has a copy, a killed run wrote this one, and no point needs it.
+            if not os.path.lexists(aside):
                 move(path, aside)
                 return
         self.remove(relative)

@@ -383,7 +383,7 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
     """
     with Objects(backup) as objects:
         notes = objects.require_notes(bad)
-    # The oldest point also lists the damage that removed earlier points listed.
+    # The oldest point's `holes` include the damage that removed points found.
     return [replace(notes[0].point, damaged=notes[0].holes), *(note.point for note in notes[1:])]
 
 
