@@ -65,7 +65,7 @@ class RecoveredQueues:
         self._numbers: dict[tuple[str, QueueKey], int] = {}
         self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
-        """Whether entries are stored in a database: each entry at its own queue offset, where it
+        """True if entries are stored in a database: each entry at its own queue offset, where it
         replaces an existing entry.
         """
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint

@@ -150,7 +150,7 @@ class Prediction:
     profile: str = ""
     """The version whose rules apply to ``broker_version``; see `rmqctl.broker.versions`."""
     mendable: bool = True
-    """Whether `recover` can plan a repair for a store with this layout."""
+    """True if `recover` can plan a repair for a store with this layout."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
     """The log files that the broker loads."""
@@ -205,7 +205,7 @@ class Prediction:
     lost_at_end: int = 0
     """Number of lost messages that only a checkpoint proves."""
     lost_at_least: bool = False
-    """Whether more messages may be lost than counted, as the checkpoint contains only the time of
+    """True if more messages may be lost than counted, as the checkpoint contains only the time of
     the last message.
     """
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
@@ -237,25 +237,25 @@ class Prediction:
     index_from: int = 0
     """Physical offset before which messages get no index entry even if they are dispatched."""
     leaves: bool = False
-    """Whether any bytes, entries or index entries remain beyond the end of the log."""
+    """True if any bytes, entries or index entries remain beyond the end of the log."""
     cut_off: bool = False
-    """Whether a repair has already truncated the log at ``truncate_to``."""
+    """True if a repair has already truncated the log at ``truncate_to``."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     unopened: bool = False
-    """Whether a damaged consume queue database prevents the start; `recover` rebuilds it."""
+    """True if a damaged consume queue database prevents the start; `recover` rebuilds it."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in an unsupported format, with the reason; the prediction does not cover them."""
     configuration: list[SettingEffect] = field(default_factory=list)
     """Effects of the broker's configuration file on this start."""
     proven: bool = True
-    """Whether the assumed release was requested, or is proven by the files."""
+    """True if the assumed release was requested, or is proven by the files."""
     others: list[Prediction] = field(default_factory=list)
     """Predictions for other possible releases, for the part of the log that a broker reads."""
     conf_path: str = ""
     log_unopened: bool = False
-    """Whether the broker opens another log: the ``messages_lost`` remain on disk, but the broker
+    """True if the broker opens another log: the ``messages_lost`` remain on disk, but the broker
     does not read them.
     """
     assumed: dict[str, Any] = field(default_factory=dict)
@@ -277,7 +277,7 @@ class Prediction:
     incurable: int = 0
     """Number of `losses` that no repair of the store can prevent."""
     refuses_writes: bool = False
-    """Whether the broker rejects messages because its disk is full."""
+    """True if the broker rejects messages because its disk is full."""
     disk: DiskUse | None = None
     """Actions of the cleaner; None if they were not predicted."""
 

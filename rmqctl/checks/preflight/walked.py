@@ -9,7 +9,7 @@ from rmqctl.scan.frames import Array, Span
 
 @dataclass(slots=True)
 class WalkResults:
-    """What `AlreadyLost.look` would collect in a scan of the whole log.
+    """The data that `AlreadyLost.look` would collect in a scan of the whole log.
 
     ``spans``: spans that are no record. ``places``: positions without intact data, ``[start,
     end)``. ``end``: physical offset after the last intact message. ``accepted``: position and store

@@ -43,7 +43,7 @@ class AtStart:
 
     store: Store
     relied_on: bool = False
-    """Whether any problem is ignored because the next startup repairs it."""
+    """True if any problem is ignored because the next startup repairs it."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:

@@ -33,7 +33,7 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class StartRepairs(NamedTuple):
-    """Whether a startup repairs a finding. ``by``: releases that repair it without losing a
+    """Effect of a startup on a finding. ``by``: releases that repair it without losing a
     message. ``not_by``: releases that do not. ``entries_lost``: number of index entries that the
     startup discards permanently. ``unflushed``: why entries are not on disk; "" unless a broker
     has or had them in memory and the log has all of their messages.
@@ -198,9 +198,9 @@ class BadRecord(NamedTuple):
     field: str
     why: str = ""
     is_body: bool = False
-    """Whether the record has a body that does not match its CRC."""
+    """True if the record has a body that does not match its CRC."""
     rowed: bool = True
-    """Whether messages of this transaction type have a consume queue entry."""
+    """True if messages of this transaction type have a consume queue entry."""
 
 
 @dataclass(slots=True)
