@@ -312,7 +312,8 @@ class _MetadataJudge:
             unread = self._unread(topic, self.queues.with_messages[topic])
             if unread:
                 self._unreadable(topic, unread, Phrase(
-                    "perm of {topic} is {perm}, without read (4)", topic=topic, perm=perm),
+                    "perm of {topic} is {perm}: the read bit (4) is not set", topic=topic,
+                    perm=perm),
                     self._topic_command(f"{name} --perm {perm & 2 | _READ}"))
         elif type(read) is int:
             queues = [queue_id for queue_id in self.queues.with_messages[topic]
@@ -500,10 +501,12 @@ class _MetadataJudge:
         """Return a note on the messages that groups without an offset would skip."""
         if self.metadata.unknown:
             return Phrase(
-                "A group without a committed offset starts where its consumeFromWhere says: by "
-                "default at the last offset, so it skips its backlog (up to {count:,} message).",
-                "A group without a committed offset starts where its consumeFromWhere says: by "
-                "default at the last offset, so it skips its backlog (up to {count:,} messages).",
+                "A group without a committed offset starts where its consumeFromWhere specifies: "
+                "by default at the last offset, so it skips its backlog (up to {count:,} "
+                "message).",
+                "A group without a committed offset starts where its consumeFromWhere specifies: "
+                "by default at the last offset, so it skips its backlog (up to {count:,} "
+                "messages).",
                 count=sum(self.queues.count(topic) for topic in self.queues.user))
         unread = 0
         for (_, topic, queue_id), position in self.metadata.offsets.items():
@@ -511,9 +514,9 @@ class _MetadataJudge:
             unread += 0 if bounds is None else max(0, bounds.end - max(bounds.first, position))
         names = some_of(sorted({group for group, _, _ in self.metadata.offsets}), _MAX_NAMED)
         return Phrase(
-            "Without its committed offset a group starts where its consumeFromWhere says: by "
+            "Without its committed offset a group starts where its consumeFromWhere specifies: by "
             "default at the last offset, so {names} would skip {count:,} unread message.",
-            "Without its committed offset a group starts where its consumeFromWhere says: by "
+            "Without its committed offset a group starts where its consumeFromWhere specifies: by "
             "default at the last offset, so {names} would skip {count:,} unread messages.",
             names=names, count=unread)
 

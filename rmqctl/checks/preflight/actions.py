@@ -215,7 +215,7 @@ def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
         return Phrase("it is missing")
     if after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]:
         return Phrase("recovery records where the last message starts")
-    return Phrase("updated to the messages dispatched again")
+    return Phrase("updated for the messages dispatched again")
 
 
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:

@@ -78,7 +78,7 @@ def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | No
         if start > log_end:
             if not live:
                 yield Finding("epoch-start", "store", f"epoch {epoch.epoch} starts at {start}, but "
-                              f"the log ends at {log_end}: no epoch can be added before it",
+                              f"the log ends at {log_end}: no epoch can start between them",
                               file=path)
         elif store.log.min_offset <= start < log_end and not in_damage(start):
             border = store.log.record_border(start)

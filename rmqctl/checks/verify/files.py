@@ -93,8 +93,8 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         # Its own name shows that it never had this size.
         file = files[0]
         yield sequence.finding("file-size",
-                               f"has {file.size} bytes, and its name is not a multiple "
-                               "of that",
+                               f"has {file.size} bytes, but its name is not a multiple "
+                               "of this size",
                                file.path, base=file.base, position=file.size)
         return
     yield from check_sequence(sequence, files, size, taken=sorted(taken), aligned=votes.sure(size))

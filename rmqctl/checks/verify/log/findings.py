@@ -225,8 +225,8 @@ def _without_crc(context: Context) -> Iterator[Finding]:
     for run in context.result.seals.suspicious():
         yield Finding(
             "property-crc-missing", "commitlog",
-            f"{plural(run.messages, 'message has', 'messages have')} no appended property CRC; the "
-            "messages before it do", length=run.end - run.start, count=run.messages,
+            f"{plural(run.messages, 'message has', 'messages have')} no appended property CRC; "
+            "earlier messages have one", length=run.end - run.start, count=run.messages,
             **_place(context, run.start))
 
 
@@ -291,7 +291,7 @@ def _headers(context: Context) -> Iterator[Finding]:
     elif headers.early > single:
         yield Finding(
             rules.EARLY, "commitlog", f"{plural(headers.early, 'message has', 'messages have')} a "
-            "store time before 2012: the clock was wrong; expiry and queries by time use it",
+            "store time before 2012: the clock was wrong; this affects expiry and queries by time",
             count=headers.early,
             **_place(context, headers.first_early or 0))
 
