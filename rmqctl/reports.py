@@ -57,7 +57,7 @@ class Row(Mapping[str, Any]):
     __match_args__: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Return the fields as a dictionary."""
         return {name: [row.as_dict() for row in value] if isinstance(value, list) else value
                 for name, value in self.items()}
 

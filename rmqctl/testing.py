@@ -336,8 +336,8 @@ class RocketMQ:
         return [topic] if topic is not None else sorted(topics & self._topics().keys())
 
     def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
-        """Return the messages of some queues of a topic. ``offsets``: the queue offset from which
-        on, by queue id.
+        """Return messages of a topic. ``offsets``: the first queue offset to return, by queue
+        id.
         """
         messages = []
         with self._client() as client:

@@ -169,10 +169,10 @@ class _MountedEntries(list[Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing, as nothing is open."""
+        """Do nothing: no file or folder is open."""
 
     def close(self) -> None:
-        """Do nothing, as nothing is open."""
+        """Do nothing: no file or folder is open."""
 
 
 _MAX_IDLE = 4
@@ -195,8 +195,8 @@ def is_elsewhere(target: str) -> bool:
 
 
 def archive_of(target: str) -> tuple[str, str] | None:
-    """Return (path of the archive that contains a path, path inside the archive); None without an
-    archive.
+    """Return the path of the archive that contains a path, and the path inside the archive; None if
+    the path is not in an archive.
     """
     if not any(ending in target for ending in ARCHIVES):
         return None
@@ -210,7 +210,9 @@ def archive_of(target: str) -> tuple[str, str] | None:
 
 
 def stem(target: str) -> str:
-    """Return the last name in a path or URL, without an archive suffix, to name a folder."""
+    """Return the last part of a path or URL without the suffix of an archive, as the name for a
+    folder.
+    """
     name = target.rstrip("/").rpartition("/")[2]
     return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)),
                 name) or "store"
@@ -229,8 +231,8 @@ def listed_tree(root: str) -> Tree | None:
 
 
 def stamp_of(root: str) -> tuple[int, int, int] | None:
-    """Return a stamp of the local archive that contains a path; the stamp changes with
-    the archive.
+    """Return a stamp of the local archive that contains a path; None if the path is not in a local
+    archive. The stamp changes when the archive changes.
     """
     archive = None if "://" in root else archive_of(root)
     if archive is None:
@@ -250,8 +252,8 @@ def is_mounted(path: str) -> bool:
 
 
 def mount(tree: Tree, named: str) -> None:
-    """Look up paths below a place in its listing from now on; ``named``: the name in the user's
-    request.
+    """Register a place, so that paths below it are looked up in its list of files. ``named``: the
+    location as the user named it.
     """
     with _lock:
         if not _trees:
@@ -301,8 +303,8 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise the error of a file of a mounted place that could not be read, because a result was
-    computed without this file.
+    """Raise the first error at reading a file of a mounted place, if any: the result of a command
+    does not include this file.
     Raises: StoreIOError.
     """
     for failure in _failures:
@@ -352,8 +354,8 @@ def _find(path: str | os.PathLike[str]) -> tuple[Tree, str] | None:
 
 
 def file_of(path: str) -> tuple[Tree, str, Listed] | None:
-    """Return (the place, the path in it, the file) of a file of a mounted place; None for local
-    paths.
+    """Return the place, the path in the place, and the file, for a path in a mounted place; None
+    for local paths.
     Raises: FileNotFoundError, IsADirectoryError, like `open`.
     """
     mounted = _find(path)
@@ -372,7 +374,7 @@ def file_of(path: str) -> tuple[Tree, str, Listed] | None:
 
 
 class Elsewhere(NamedTuple):
-    """A file of a mounted place."""
+    """The functions that read a file of a mounted place, and its size in bytes."""
 
     read: Callable[[int, int], bytes]
     gather: Callable[[Sequence[tuple[int, int]]], list[bytes]]
@@ -382,7 +384,7 @@ class Elsewhere(NamedTuple):
 
 
 def reader_of(path: str) -> Elsewhere | None:
-    """Return the reader of a file of a mounted place; None for local paths.
+    """Return the functions that read a file of a mounted place; None for local paths.
     Raises: StoreIOError.
     """
     if not _trees and "://" not in path:
@@ -440,14 +442,14 @@ def getsize(path: str) -> int:
 
 
 def access(path: str, mode: int) -> bool:
-    """Behave as `os.access`; nothing elsewhere can be written."""
+    """Behave as `os.access`; files in mounted places cannot be written."""
     if _find(path) is None:
         return os.access(path, mode)
     return _has(path) and not mode & os.W_OK
 
 
 def statvfs(path: str) -> os.statvfs_result:
-    """Behave as `os.statvfs`; an unknown file system has no blocks."""
+    """Behave as `os.statvfs`; the file system of a mounted place has no blocks."""
     if _find(path) is None:
         return os.statvfs(path)
     return os.statvfs_result((_PAGE, _PAGE, 0, 0, 0, 0, 0, 0, 0, 255))
@@ -502,7 +504,7 @@ def normpath(path: str | os.PathLike[str]) -> str:
 
 
 def relpath(path: str, start: str) -> str:
-    """Behave as `os.path.relpath`; if a path is elsewhere, only for paths below ``start``."""
+    """Behave as `os.path.relpath`. In a mounted place, ``path`` must be below ``start``."""
     if is_remote(path) or is_remote(start):
         return path.removeprefix(f"{start}/")
     return os.path.relpath(path, start)

@@ -45,8 +45,8 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether the checkpoint does not suggest RocksDB. Files are then likely, as they are
-    the default of every release.
+    """Return whether the consume queues were probably in files, which are the default of every
+    release: the checkpoint does not suggest RocksDB.
 
     A checkpoint with the flush time of the log but without the flush time of the queues comes from
     5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 write both times with either form.

@@ -136,8 +136,9 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
-    """Return whether recovery begins where the consume queues end: after a clean stop (5.3.2+), and
-    always with queues in RocksDB, because their entries are not flushed at once.
+    """Return whether recovery begins where the consume queues end. It does so after a clean stop
+    (5.3.2+), and also after an unclean stop if the queues are in RocksDB, because their entries are
+    not flushed at once.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)

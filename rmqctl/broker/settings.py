@@ -78,12 +78,14 @@ class Settings:
     timer_max_delay: int = 259_200_000
     role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
     disk_watermark: float = 0.90
-    """Share of the commitlog's file system: messages are rejected while more is used. 1: never."""
+    """Used share of the commitlog's file system above which messages are rejected. 1: messages are
+    never rejected.
+    """
     page_cache_busy: int = 1000
     batch_topics: frozenset[str] = frozenset()
     """Topics with ``queue.type=BatchCQ`` in addition to the topics in config/topics.json."""
     broker_checks: bool = True
-    """True to do also the checks that a 5.x broker does before it calls its store. False for
+    """True to also do the checks that a 5.x broker does before it calls its store. False for
     messages that have already passed these checks (a replay).
     """
     cluster: str = "DefaultCluster"

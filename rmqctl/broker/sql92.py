@@ -129,7 +129,7 @@ class _Term(NamedTuple):
 
 
 _OR, _AND, _EQUALITY, _COMPARISON = range(4)
-"""Precedence of operators."""
+"""Precedence of operators; the first binds loosest."""
 
 
 class _Compiler:
@@ -260,7 +260,7 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _comparison(self, left: _Term, start: int) -> _Term:
-        """Parse a comparison; ``start`` is the first step of ``left``."""
+        """Parse a comparison. ``start``: number of the first step of ``left``."""
         negated = self._took("NOT")
         kinds = ("BETWEEN", "IN", *TEXT_TESTS)
         token = self._take(*kinds) if negated else self._take()

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from rmqctl.broker.versions import BrokerVersion
 
 SMALL_LOG = 64 << 20
-"""Maximum size in bytes of a log that is scanned without a request to determine where a broker ends
-it.
-"""
+"""Maximum size in bytes of a log for which ``auto`` selects the broker's view."""
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:

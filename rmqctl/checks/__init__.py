@@ -1,1 +1,1 @@
-"""Checks: verify, diff and preflight, as generators of findings over a store."""
+"""Checks of stores: `verify`, `diff` and `preflight` yield findings."""

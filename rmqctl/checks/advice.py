@@ -355,7 +355,7 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
 
 
 def of_the_machine(start: Prediction, root: str) -> Iterator[NextStep]:
-    """Yield the steps that show or prevent losses that are not damage to the store."""
+    """Yield the steps that show or prevent losses which are not caused by damage to the store."""
     if not start.runs_well:
         yield NextStep(f"rmqctl du {root}", Phrase("shows which files use the disk"))
     if any(loss.what in (TOPICS, GROUPS, OFFSETS) and loss.by_hand is None

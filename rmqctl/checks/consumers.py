@@ -41,9 +41,9 @@ class QueueLosses:
     the broker has started or the repair is done. ``lost``: messages already missing from the log.
     ``cut``: intact messages that the start truncates. ``without_row``: messages in the log that no
     consumer receives. ``undecodable``: messages that clients cannot decode. ``made_from``: the
-    first queue offset with an entry after the fillers, if the start rebuilds the queue, but not
-    from its beginning. ``least``: the min offset that the broker then assumes for the queue; None
-    if the size of the queue's files is unknown.
+    first queue offset after the padding entries, if the start rebuilds the queue and begins it with
+    padding entries. ``least``: the min offset that the broker then assumes for the queue; None if
+    the size of the queue's files is unknown.
     """
 
     end: int

@@ -1,4 +1,4 @@
-"""SHA-256 of every file of a store, to compare with the files later."""
+"""SHA-256 digests of all files of a store, so that the files can be checked later."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
 MAX_HOLES = 4 << 30
-"""Maximum bytes of holes that are read as zeros in one file. No broker file has more; a file
-without allocated blocks could claim any size.
+"""Maximum number of bytes of holes in a file that are read as zeros. No file of a broker has more;
+a file without allocated blocks could claim any size.
 """
 
 

@@ -37,7 +37,9 @@ _MAX_CAUSES = 2
 
 @dataclass(frozen=True, slots=True)
 class DamageKind:
-    """All findings of one category. `count`: their number; `file`: the file of the first one."""
+    """All findings of one category. `count`: their number; `file`: the file of the first
+    finding.
+    """
 
     severity: str
     category: str
@@ -200,7 +202,7 @@ class Diagnosis:
 
     @property
     def not_delivered(self) -> Phrase:
-        """Return the sentence about messages of earlier queues."""
+        """Return a sentence about the messages of earlier queues."""
         return Phrase(
             "{count:,} older message is not delivered: its topic was created again, or its consume "
             "queue was lost (rmqctl explain cq-earlier)",

@@ -43,7 +43,7 @@ class Impact:
 
     @property
     def concerned(self) -> Phrase:
-        """Return the line without the leading ``affected:``."""
+        """Return the line of `in_words` without the leading ``affected:``."""
         count = counted(self.messages, "message") if self.of is None else Phrase(
             "{some:,} of {count:,} message", "{some:,} of {count:,} messages",
             some=self.messages, count=self.of)

@@ -270,7 +270,9 @@ class Losses:
 
     @property
     def what_a_start_loses(self) -> Phrase:
-        """Return a sentence with `would_lose` that does not call undecided records intact."""
+        """Return a sentence about the messages in `would_lose`. It calls them intact unless some of
+        them are undecided.
+        """
         if self.cut_undecided:
             return Phrase("startup would lose {count:,} message, {undecided:,} of them undecided",
                           "startup would lose {count:,} messages, {undecided:,} of them undecided",

@@ -11,7 +11,7 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_RUNS = 1 << 16
-"""Maximum number of runs in a set; further runs are dropped (``complete`` is False then)."""
+"""Maximum number of runs in a set. All further runs are dropped, and ``complete`` is False."""
 _MAX_OFFSET = 1 << 62
 _MAX_PARTS = 64
 _NONE: Array = np.zeros((0, 2), np.int64)

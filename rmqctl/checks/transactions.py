@@ -1,9 +1,9 @@
 """Unfinished transactions, by their half messages (spec: recovery.md §10).
 
 An op message ends the half messages that it names. A broker checks all other half messages from the
-offset of its check group on: it appends the half message again and asks the producer. Once the
-message was checked too often or is too old, the broker moves it to a separate topic. So a
-transaction may have several half messages, which share the producer's unique key.
+offset of its check group on: it appends the half message again and asks the producer for the
+outcome. Once the message was checked too often or is too old, the broker moves it to a separate
+topic. So a transaction may have several half messages, which share the producer's unique key.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether an id belongs to a half message. If it names no unfinished transaction, the
-    transaction has ended.
+    """Return whether an id that does not name an unfinished transaction belongs to a half message,
+    so that its transaction has ended.
     """
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])

@@ -163,11 +163,11 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record is more likely from another place than its physicalOffset is damaged.
+    """Return whether a record with a wrong physicalOffset was probably written at another offset.
+    Otherwise the field is damaged.
 
-    The field counts as damaged only if one bit of it differs. But the offset of a stale record from
-    an earlier use of the file is a multiple of the file size away, which may differ in one bit,
-    too.
+    The field counts as damaged if one bit of it differs, unless the difference is a multiple of the
+    file size, as in a stale record from an earlier use of the file.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)
@@ -363,8 +363,8 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the header with each bit of a length flipped for which the length is at most
-    ``most``.
+    """Yield the header with one flipped bit in a length, for each bit for which the new length is
+    at most ``most``.
     """
     length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):

@@ -38,9 +38,7 @@ _MESSAGE_INDENT = "  "
 
 
 def _language(name: str) -> Language:
-    """Return a language other than English. English needs no catalog, so this import is avoided for
-    it.
-    """
+    """Return a language other than English. Languages are imported only when needed."""
     from rmqctl.output.language import language
 
     return language(name)

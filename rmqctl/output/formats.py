@@ -32,7 +32,7 @@ class PageWriter(FormatWriter, Protocol):
     """A writer that has pages for people."""
 
     def page(self) -> Human:
-        """Return the page that a command writes to."""
+        """Return a page to which a command writes."""
 
 
 class Format(NamedTuple):

@@ -61,7 +61,7 @@ _HEADER_PADDING = 2
 
 
 class Human(ABC):
-    """The page that a command writes to.
+    """A page for people, to which a command writes.
 
     ``width``: in terminal columns. ``unicode``: whether block and box characters can be shown.
     ``colour``: whether styles have an effect. ``every``: whether to list all of many similar

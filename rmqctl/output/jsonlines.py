@@ -127,8 +127,8 @@ class Json(JsonLines):
     """Writer of JSON: rows as an array with one object per line, or a document in several lines."""
 
     def rows(self, rows: Iterable[Row | Encoded], layout: RowLayout) -> int:
-        """Write the rows. If ``rows`` raises, the array stays open, so that a reader rejects the
-        incomplete list.
+        """Write the rows as an array. If ``rows`` raises an exception, the array is not closed, so
+        that a reader rejects the incomplete list.
         """
         self._sink.write("[")
         count = _stream(self._sink, rows, ",", "", self._terminal)

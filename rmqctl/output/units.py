@@ -12,9 +12,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0
-    GiB``.
-    """
+    """Return a number of bytes with a binary unit: ``0 B``, ``1.0 KiB``, ``4.0 GiB``."""
     value = float(count)
     unit = _BINARY[0]
     for unit in _BINARY:
@@ -30,9 +28,7 @@ def count_text(count: int) -> str:
 
 
 def duration_text(millis: int) -> str:
-    """Return a duration in its largest units: ``850 ms``, ``12.3 s``, ``2 h 5 min``, ``3 d 4
-    h``.
-    """
+    """Return a duration in its two largest units: ``12.3 s``, ``2 h 5 min``, ``3 d 4 h``."""
     if millis < 0:
         return "-" + duration_text(-millis)
     if millis < 1000:

@@ -1,8 +1,8 @@
 """A store as a broker with a given ``broker.conf`` opens it, and the effects of the settings on
 startup.
 
-A separate `Store` with the paths, layouts and sizes from the ``broker.conf`` is created, on which a
-startup is predicted. The original `Store` does not change.
+A startup is predicted on a separate `Store`, which has the paths, layouts and sizes in the
+``broker.conf``. The original `Store` does not change.
 """
 
 from __future__ import annotations

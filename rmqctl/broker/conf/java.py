@@ -1,5 +1,5 @@
 """Conversion of configuration values as in Java (``MixAll.properties2Object``). A value that Java
-cannot convert raises ValueError; a broker ignores its own exception and keeps the default.
+cannot convert raises ValueError; the broker itself ignores such a value and keeps the default.
 """
 
 from __future__ import annotations

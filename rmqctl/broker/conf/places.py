@@ -85,8 +85,8 @@ def is_default(path: str) -> bool:
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Return whether a configured root is a folder other than the store and other than the folder
-    from which the store was copied.
+    """Return whether a configured root is neither the store nor the folder from which the store was
+    copied.
     """
     if _same(root, store):
         return False

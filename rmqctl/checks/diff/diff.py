@@ -84,7 +84,7 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Return whether the stores have no difference that counts."""
+        """Return whether no differences were found."""
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class Diff:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the messages that are missing or different; None if there are none. Call `run`
-        first.
+        """Return the `Impact` of the differences: the messages that are missing or different; None
+        without such messages. Call `run` first.
         """
         summary = self.summary
         if self.c is not None:

@@ -33,7 +33,7 @@ bytes, is intact, or is damaged.
 
 
 class Term(NamedTuple):
-    """Adjacent entries of one term. ``start_offset``: byte offset of the first."""
+    """Adjacent entries of one term. ``start_offset``: byte offset of the first entry."""
 
     term: int
     first_index: int

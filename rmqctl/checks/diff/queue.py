@@ -84,7 +84,7 @@ class _WaitingMessages:
 
 
 class _SideStream:
-    """The state of reading one log."""
+    """The state of reading the log of one store."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -97,8 +97,8 @@ class _SideStream:
 
 
 class QueuePass:
-    """The comparison. ``strict``: whether a different physical offset or store host is a
-    difference.
+    """A comparison by queue offset. ``strict``: whether a different physical offset or store host
+    is a difference.
 
     ``whole``: whether messages older than all messages of the other store count as missing in that
     store, not as expired.
@@ -138,7 +138,7 @@ class QueuePass:
         """Return, for each queue, the range ``[first, end)`` of queue offsets of its messages in
         the log.
 
-        For a queue without a message in the log, both are the end of its consume queue.
+        For a queue without a message in the log, both bounds are the end of its consume queue.
         """
         reach = QueueReach(plain=True)
         for batch in side.log.walk(0, side.end):

@@ -121,7 +121,9 @@ class Stretches:
 
 
 def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
-    """Yield the physical ranges of replacements that only one of the two parts has."""
+    """Yield the physical ranges of the replacements in which the old and the new state of a part
+    differ.
+    """
     same = {id(piece) for piece in was.pieces} & {id(piece) for piece in part.pieces}
     for piece in (*was.pieces, *part.pieces):
         if id(piece) not in same:

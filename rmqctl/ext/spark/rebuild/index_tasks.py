@@ -48,7 +48,7 @@ class IndexTask:
 
 
 def shape_of(settings: Settings) -> IndexShape:
-    """Return the shape of an index file with these settings."""
+    """Return the number of slots and entries of an index file with these settings."""
     return IndexShape(settings.index_slots, settings.index_max)
 
 

@@ -60,7 +60,7 @@ _MIN_RANGE, _MAX_RANGE = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MAX_GROUPS = 1024
 _READING = 0.7
-"""Share of the work that reading the log counts as in the progress bar."""
+"""Share of the progress bar for reading the log."""
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,

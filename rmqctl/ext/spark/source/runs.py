@@ -60,7 +60,7 @@ class Spooler:
                 self._write()
 
     def finish(self) -> list[SortedRun]:
-        """Write the rows that remain to a run; return all runs."""
+        """Write the remaining rows to a run; return all runs."""
         if self._held:
             self._write()
         return self._runs

@@ -36,7 +36,7 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     """Return, for a requested schema, the Arrow schema that Spark expects, and the names of the
     table's columns.
 
-    Case of names is ignored, as in Spark.
+    The case of names is ignored, as in Spark.
     Raises: UsageError with the columns that do not exist or have other types.
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
