@@ -138,9 +138,9 @@ _IN_ROCKSDB = Phrase(
     "topics are in RocksDB, which rmqctl does not change: once the broker runs, use `mqadmin "
     "updateTopic` (-r: read queues, -w: write queues, -p: perm)")
 _GAPS = Phrase(
-    "the log lacks messages of the queue, or has two with the same queue offset, so no entries fit "
-    "all of them: restore the log from a copy (`rmqctl recover --from COPY`); `rmqctl read` shows "
-    "every message that is left")
+    "the log lacks messages of the queue, or has two with the same queue offset, so a consume "
+    "queue cannot contain all of them: restore the log from a copy (`rmqctl recover --from COPY`); "
+    "`rmqctl read` shows the remaining messages")
 _INDEX = Phrase(
     "index entry and message contradict each other and nothing proves which one is damaged: "
     "compare with a replica")
@@ -150,10 +150,10 @@ _SHAPE = Phrase(
     "`rmqctl recover`")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
-        "where another message has the queue offset of such a message, consumers never get it: "
-        "read it with `rmqctl query offset`, and send it again if it is still needed. Where a "
-        "consume queue's folder was renamed or copied, move the wrong one out of the store while "
-        "no broker runs"),
+        "if another message has the same queue offset, consumers never get this message: read it "
+        "with `rmqctl query offset`, and send it again if it is still needed. If the folder of a "
+        "consume queue was renamed or copied, move the wrong folder out of the store while no "
+        "broker runs"),
     "epoch-file": Phrase(
         "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica of the "
         "same log"),
@@ -164,8 +164,8 @@ _BY_HAND: dict[str, Phrase] = {
         "the file cannot be opened: check its permissions and what it is (a directory, a link, a "
         "bad sector), restore it from a copy, then run `rmqctl doctor` again"),
     "small-file": Phrase(
-        "compare the file with a copy. A broker recreates lock and a replica's epoch, so you may "
-        "move these away while no broker runs; abort must stay"),
+        "compare the file with a copy. While no broker runs, you may move lock, or the epoch of a "
+        "replica, out of the store: a broker recreates these files. Do not move abort"),
     "dledger-checkpoint": Phrase(
         "move the file away while no broker runs, or replace it with its copy checkpoint.bak: "
         "DLedger writes it again, and nothing is lost"),
@@ -425,8 +425,8 @@ def _of_kind(category: str) -> Phrase:
     if category.startswith("header-"):
         return _OF_A_HEADER
     return Phrase(
-        "this store has nothing to repair it from; a replica or a backup may (`recover --from "
-        "COPY`). `rmqctl explain {category}` shows what it means", category=category)
+        "this store does not contain what a repair needs; a replica or a backup may (`recover "
+        "--from COPY`). `rmqctl explain {category}` explains the finding", category=category)
 
 
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:

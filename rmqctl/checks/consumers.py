@@ -330,9 +330,9 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})
     if waiting:
-        yield Phrase("messages wait in the retry topics of {names}: those after the consumer "
-                     "offset of their own topic are delivered from both; rmqctl does not check "
-                     "which",
+        yield Phrase("messages wait in the retry topics of {names}: they are delivered twice if "
+                     "they are also after the consumer offset of their original topic, which "
+                     "rmqctl does not check",
                      names=some_of(waiting, _MAX_NAMED))
 
 

@@ -205,7 +205,7 @@ def test_what_only_a_person_can_repair_says_what_to_do(
     said = followed(rmqctl, store)
     assert not said["sound"]
     why = {one["category"]: one["why"] for one in said["remains"]}
-    assert "has nothing to repair it from" not in why[category]
+    assert "does not contain what a repair needs" not in why[category]
 
 
 def test_log_files_in_the_root_are_moved_by_hand(golden_copy: GoldenFolder, rmqctl: Runner) -> None:

@@ -104,7 +104,7 @@ def test_an_option_wins_over_the_file_and_that_over_the_files(golden: GoldenFold
     assert not done.json()["starts"]
     refusals = done.json()["refusals"]
     assert refusals[0] == ("mappedFileSizeCommitLog=131072: the broker expects log files of "
-                           "131,072 bytes, these have 32,768; it does not start")
+                           "131,072 bytes, but the files have 32,768; it does not start")
     assert "32768 bytes, expected 131072" in refusals[1]
     done = rmqctl(*words, "--broker-conf", file, "--commitlog-file-size", "32KiB")
     assert done.expect(0, 1).json()["starts"]

@@ -341,7 +341,7 @@ class _Follower:
         if expected is None or actual is None or expected == actual:
             return
         self._tell(name, "refuses", Phrase(
-            "{setting}: the broker expects {what} files of {expected:,} bytes, these have "
+            "{setting}: the broker expects {what} files of {expected:,} bytes, but the files have "
             "{there:,}; it does not start", setting=self._settings.origin(name), what=what,
             expected=expected, there=actual))
 
@@ -354,8 +354,8 @@ class _Follower:
             expected = self._settings.get(name)
             if has not in (expected, option):
                 self._tell(name, "loses", Phrase(
-                    "{setting}: the broker expects {expected:,} in an index file, these have "
-                    "{there:,}; key lookups find nothing in them",
+                    "{setting}: the broker expects {expected:,} in an index file, but the files "
+                    "have {there:,}; key lookups find nothing in them",
                     setting=self._settings.origin(name), expected=expected, there=has))
 
     # -- controller mode --------------------------------------------------------------------------

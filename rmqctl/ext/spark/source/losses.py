@@ -29,7 +29,7 @@ def refuse_losses(options: ReadOptions) -> None:
     lost = list(losses(options.stores(), options.log_folders))
     if lost:
         raise StoreIOError(f"{'; '.join(lost)}. The result would lack them: restore the missing "
-                           f"files, or set {SWITCH}=false to read what is left")
+                           f"files, or set {SWITCH}=false to read the remaining messages")
 
 
 def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:
@@ -53,4 +53,4 @@ def damage_text(path: str, span: Span) -> str:
 def refuse_damage(path: str, span: Span) -> None:
     """Raise StoreIOError for a damaged span of a log file."""
     raise StoreIOError(f"{damage_text(path, span)}. Run `rmqctl doctor` to see what can be "
-                       f"repaired, or set {SWITCH}=false to read what is left")
+                       f"repaired, or set {SWITCH}=false to read the remaining messages")

@@ -158,7 +158,7 @@ class RecordRows:
         for name in names:
             array = _cast(batch.column(name), pa.field(name, _TYPES[name]))
             if name in RECORDED and array.null_count:
-                raise RefusedError(f"a row has no {name}, which a recorded message has (set "
+                raise RefusedError(f"a row has no {name}, which a recorded message needs (set "
                                    "asRecorded to false to write all of them as new messages)")
             columns.append(array.to_pylist())
         for values in zip(*columns, strict=True):
