@@ -398,7 +398,8 @@ class Store:
                 correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
                 max_message_size: int | None = None,
                 consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
-        """Return the plan of `rmqctl recover`. Nothing is changed before its `apply` is called.
+        """Return the plan of `rmqctl recover`. Only the method `apply` of the plan changes the
+        store.
 
         The arguments are the options of the command; ``sources`` is ``--from``.
         Raises: RefusedError if the store cannot be repaired as it is.

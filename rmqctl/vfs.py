@@ -35,8 +35,8 @@ _FRESH = 10.0
 
 class PlaceReader(Protocol):
     """Reads ranges of the files of a mounted place. `failed`: the first error of a read, if any.
-    `sampled`: whether the end of the data in a file may be determined from samples;
-    `sampled_files`: number of files for which it was.
+    `sampled`: whether samples may show where the data in a file ends; `sampled_files`: number of
+    files for which they did.
     """
 
     failed: StoreIOError | None

@@ -45,9 +45,9 @@ _BACK = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Queue offsets ``[first, end)`` that are missing in the log.
+    """A hole: queue offsets ``[first, end)`` of a queue that are missing in the log.
 
-    Their messages can only be after physical offset ``low`` and before ``high``.
+    The missing messages can only be after physical offset ``low`` and before ``high``.
     """
 
     first: int

@@ -301,8 +301,8 @@ class Side:
                 self.open_damage.append(DamagedSpan(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Move the cursor to ``upto``: the log has the same ``messages`` up to this offset as the
-        other.
+        """Move the cursor to ``upto``. Up to this offset the log has the same messages as the other
+        log (``messages``: their number).
         """
         self.position = upto
         self.messages += messages

@@ -166,7 +166,7 @@ class Members:
     parted: DifferingEntries | None = None
 
     def run(self) -> None:
-        """Read all logs.
+        """Read the logs of all members, and compare their entries.
         Raises: StoreIOError.
         """
         readers = [UnitReader(store.nodes[0]) for store in self.stores]

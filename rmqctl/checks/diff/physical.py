@@ -41,7 +41,7 @@ class PhysicalTally:
 
 class PhysicalPass:
     """A comparison of the frames of two logs, from the current positions of the cursors on. A frame
-    that only one log has is missing in the other.
+    that only one log has counts as missing in the other log.
 
     Batches passed to `same`, `missing` and `different` are valid only during the call.
     """
@@ -64,7 +64,7 @@ class PhysicalPass:
         self._close(min(self.a.position, self.b.position))
 
     def whole(self) -> None:
-        """Report all frames that only one side has."""
+        """Report all frames that only one of the logs has."""
         start, end = max(self.a.start, self.b.start), min(self.a.end, self.b.end)
         for side in (self.a, self.b):
             self.rest(side, min(start, side.end))
@@ -73,7 +73,7 @@ class PhysicalPass:
             self.rest(side, side.end)
 
     def rest(self, side: Side, end: int, detail: str = "") -> int:
-        """Report all messages of one side up to ``end`` as missing in the other; return their
+        """Report all messages of one log up to ``end`` as missing in the other log; return their
         number.
         """
         before = side.messages
@@ -120,7 +120,7 @@ class PhysicalPass:
         self.missing(batch, alone, self.b)
 
     def _drain(self, side: Side, upto: int, detail: str = "") -> None:
-        """Report the messages of one side up to ``upto`` as missing in the other."""
+        """Report the messages of one log up to ``upto`` as missing in the other log."""
         other = self.b if side is self.a else self.a
         before = side.position
         for batch in side.frames(upto):

@@ -190,8 +190,8 @@ class Weighed(Protocol):
 
 
 def weight(task: Any) -> int:
-    """Return the approximate number of bytes that a task reads, plus a number for opening a
-    file.
+    """Return the approximate number of bytes that a task reads, including the cost of opening a
+    file, expressed in bytes.
     """
     if isinstance(task, FileRange | VerifyRange):
         return max(task.end - task.start, 0) + OPENING
