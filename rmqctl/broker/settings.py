@@ -41,7 +41,7 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 def packed(address: Address) -> Host:
     """Return the packed form of an address; the loopback address if its host is not an IP address,
-    or is 0.
+    or is all zeros.
     """
     import socket
 

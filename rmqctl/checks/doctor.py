@@ -61,8 +61,9 @@ class Disk(NamedTuple):
 class Diagnosis:
     """A diagnosis. `findings`: result of a check of every byte; `start`: effects of a broker's
     startup. `lock`: the process that has locked the store. `profile`: contents of the log, if
-    requested. `outlook`: effects of a repair, if one was planned. `backup`: a backup of the store
-    that the user names, and the time of its newest restore point (epoch ms).
+    requested. `outlook`: effects of a repair, if one was planned. `backup`: path of a backup of the
+    store, the time of its newest restore point (epoch ms), and the number of damaged ranges that
+    the store had then.
     """
 
     findings: VerifyResult[Coverage]

@@ -121,8 +121,8 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Write everything, also if stdout is unbuffered, so that a single write may write only a
-        part.
+        """Write all of ``data``, also to an unbuffered stdout, where a single write may be
+        incomplete.
         """
         assert self._buffer is not None
         remaining = memoryview(data)

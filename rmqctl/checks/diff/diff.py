@@ -405,8 +405,8 @@ def _bounds_text(bounds: Bounds | str | None) -> str:
 
 @dataclass(slots=True)
 class ConfigCount:
-    """Result of a comparison of configuration files without their backups: number of equal files,
-    names of the others.
+    """Result of comparing the configuration files, without their backups. ``same``: number of equal
+    files; other fields: names of the files that differ or are in only one store.
     """
 
     same: int = 0

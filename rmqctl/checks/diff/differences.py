@@ -340,7 +340,9 @@ class Side:
         return None
 
     def close_damage(self, upto: int) -> list[DamagedSpan]:
-        """Return the damaged spans that end at or before ``upto``, and forget them."""
+        """Return the damaged spans that end at or before ``upto``, and remove them from
+        `open_damage`.
+        """
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed

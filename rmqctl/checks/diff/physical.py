@@ -98,8 +98,8 @@ class PhysicalPass:
         self._pair(batch, a.position)
 
     def _pair(self, batch: Batch, upto: int) -> None:
-        """Pair the messages of a batch of a with the messages of b up to an offset, and report the
-        result.
+        """Pair the messages in a batch of log a with the messages of log b up to ``upto``, and
+        report the results.
         """
         offset, size = batch.offset, batch.column("total_size")
         alone = np.ones(len(batch), bool)
@@ -132,7 +132,7 @@ class PhysicalPass:
     # -- telling ------------------------------------------------------------------------------
 
     def same(self, batch: Batch, rows: Array) -> None:
-        """Count the messages of a batch of a whose bytes are the same in b."""
+        """Count the messages in a batch of log a that have the same bytes in log b."""
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:

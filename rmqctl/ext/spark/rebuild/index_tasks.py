@@ -25,8 +25,8 @@ from rmqctl.scan.frames import Array
 
 MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
-"""Name of a placeholder for the previous index file, which contains only the end of that file and
-is deleted later.
+"""Name of a placeholder for the previous index file: a file of which only the header is written,
+and which is deleted later.
 """
 
 Segment = tuple[Array, Array, Array, Array]
