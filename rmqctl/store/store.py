@@ -96,7 +96,7 @@ def _near(root: str) -> str:
     from rmqctl.formats.tiered.names import parse_cluster
 
     if not vfs.is_remote(root) and {"points", "small"} <= {*_names(root)}:
-        return f"; it is a backup made at a URL: name it file://{os.path.abspath(root)}"
+        return f"; it is a backup, which is read by its URL: file://{os.path.abspath(root)}"
     if any(map(parse_cluster, _names(root))):
         return "; it is a tier: run `rmqctl verify` to check it"
     stores: list[str] = []

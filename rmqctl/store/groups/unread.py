@@ -64,7 +64,7 @@ class StoredOffsets:
                          "may be up to 5 s old")
         elif store.has_abort:
             notes.append("the last shutdown was unclean: consumer offsets are written every 5 s, "
-                         "so groups may have consumed more than these show")
+                         "so groups may have consumed more than these offsets show")
         if any(topic.startswith(REVIVE_PREFIX) for topic in topics):
             notes.append("the store was used with POP: an offset says up to where messages were "
                          "delivered, and some of these may not be acknowledged")
@@ -118,8 +118,8 @@ def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic:
         positions = topics.get(name, {})
         queues = topic_rows(store, name, queue_id, view, report)
         if not queues:
-            notes.append(f"{name}: group {group} has consumer offsets for it, but it has no queues "
-                         "in this store")
+            notes.append(f"{name}: group {group} has consumer offsets in this topic, which has no "
+                         "queues in this store")
         for rows in queues:
             key = name, rows.queue_id
             # Read from the consumer offset, and report offsets outside of the queue.
@@ -134,8 +134,8 @@ def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic:
             elif position < rows.first:
                 gone = rows.first - position
                 notes.append(f"{name}/{rows.queue_id}: {gone} unconsumed "
-                             f"message{'' if gone == 1 else 's'} from {position} on no longer in "
-                             "the log")
+                             f"message{' is' if gone == 1 else 's are'} no longer in the log, "
+                             f"from queue offset {position} on")
     # Explain a topic filter that matches no topic of the group.
     if topic is not None and topic not in topics and not starts:
         notes.append(f"group {group} has no consumer offset in topic "
