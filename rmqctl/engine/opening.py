@@ -187,8 +187,8 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
     """Return the lock, not yet taken, for writing to a store like a broker: below the root, in the
     log folders that the user named, and in the folders ``outside`` (relative to the root or
     absolute). If another store contains one of these folders, the lock includes that store's lock.
-    Raises: RefusedError if a log folder, or a link in a path that a broker writes, points to
-    another folder.
+    Raises: RefusedError if a log folder, or a link in a path that a broker writes, points outside
+    of these folders.
     """
     named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
     WritableFolders(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))

@@ -137,7 +137,7 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: str) -> list[str]:
-    """Return the names of the folders inside a folder; empty if it has too many entries."""
+    """Return the names of the folders inside a folder; empty if it has too many of them."""
     inside = _some_folders(folder)
     return inside if len(inside) <= _MAX_FOLDERS else []
 

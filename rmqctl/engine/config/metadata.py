@@ -28,7 +28,7 @@ _NEWEST = 5
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
              now: int) -> tuple[dict[str, Any], list[ConfigFile]]:
-    """Return (document, names of the files that were read) for the ``parts`` "topics" and "groups".
+    """Return (document, the file of each part); the ``parts`` are "topics" and "groups".
 
     ``special``: whether to include retry and dead letter topics. ``now``: time of the export (epoch
     ms).

@@ -211,8 +211,8 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry is the next one of the chain, and its index and term agree with
-        the entry after it.
+        """Return whether an entry continues the chain, and the entry after it does not show that
+        its own index or term is wrong.
         """
         if not self._follows(link):
             return False
