@@ -313,13 +313,15 @@ def _noted(store: Store, end: int) -> int:
 
 
 def done_again(root: str) -> None:
-    """Remove the note, because everything is indexed again and on disk. Raises: StoreIOError."""
+    """Remove the note of `move_aside`, once everything is indexed again and on disk. Raises:
+    StoreIOError.
+    """
     _unlink(os.path.join(root, STAGING, _AGAIN))
 
 
 def forget_cut_off(root: str) -> None:
-    """Remove the note on truncated bytes, because neither the bytes nor entries that point to them
-    exist any more. Raises: StoreIOError.
+    """Remove the note on truncated bytes, once these bytes and all entries that point to them are
+    removed. Raises: StoreIOError.
     """
     if _unlink(os.path.join(root, NOTE)):
         sync_folder(os.path.join(root, STAGING))

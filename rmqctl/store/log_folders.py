@@ -64,9 +64,8 @@ def find(root: str) -> list[str]:
     """Return the folders of the log of the store at ``root``, as absolute paths or relative to it.
     Never raises.
 
-    Usually this is ``commitlog``, and any other folders that provably belong to the log. With
-    exactly one DLedger node, it is the node's data folder, preceded by ``commitlog`` if that has
-    files.
+    These are ``commitlog`` and any other folders that provably belong to the log. With exactly one
+    DLedger node, they are the node's data folder, and before it ``commitlog`` if that has files.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:

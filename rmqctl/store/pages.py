@@ -189,7 +189,7 @@ class BatchPage(Page):
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def host_texts(self, name: str) -> Texts:
-        """Return ``born_host`` or ``store_host`` as stored; ``row`` is the message's position in
+        """Return the stored bytes of ``born_host`` or ``store_host`` of each message, as slices of
         the batch.
         """
         kinds = self.batch.column("sys_flag") & HOST_BITS

@@ -1,5 +1,4 @@
-"""Read and change a table in a file of ``config/``, and replace the file
-(checkpoint-and-small-files.md §4).
+"""Read, change and write a table in a file of ``config/`` (checkpoint-and-small-files.md §4).
 
 All other entries of the file keep their content and order; a new entry is appended. A broker writes
 its table in the order of a ConcurrentHashMap, which has no meaning for readers.
@@ -134,11 +133,11 @@ class ConfigTable:
     # -- publishing ---------------------------------------------------------------------------
 
     def put(self, entries: Mapping[str, Config]) -> None:
-        """Add or replace entries, and replace the file."""
+        """Add or replace entries, and write the file."""
         self._replace({**self.table, **entries})
 
     def remove(self, name: str) -> None:
-        """Remove an entry, and replace the file."""
+        """Remove an entry, and write the file."""
         self._replace({key: entry for key, entry in self.table.items() if key != name})
 
     def _replace(self, table: dict[str, Any]) -> None:

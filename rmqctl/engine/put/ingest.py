@@ -225,7 +225,7 @@ _UNKNOWN = _Plan((), (), 0, makes_unique_key=False)
 
 
 def _is_name(given: object) -> bool:
-    """Return whether ``name``, which may have any type, is valid as the name of a property."""
+    """Return whether ``given``, which may have any type, is valid as the name of a property."""
     return isinstance(given, str) and bool(given) and _NAME not in given and _END not in given
 
 

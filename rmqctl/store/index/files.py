@@ -117,7 +117,7 @@ def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
 
 def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
            offsets: list[int]) -> None:
-    """Append to ``found`` the physical offsets of the entries with this hash in the chain, newest
+    """Append to ``offsets`` the physical offsets of the entries with this hash in the chain, newest
     first.
     """
     number = index.slot(index.shape.slot_of(key_hash))

@@ -124,7 +124,7 @@ class StoreWitness:
         self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
-        """Callback that receives the opened store and shares with it what is known about its
+        """Callback that is called with the opened store, and gives it what is known about its
         queues; not pickled.
         """
 

@@ -26,8 +26,8 @@ _TRIES, _PAUSE = 4, 0.05
 the seconds between attempts.
 """
 _OPEN_TABLES = 500
-"""Maximum number of tables that are kept open. A running broker may have deleted them, so they
-could not be opened again.
+"""Maximum number of tables that are kept open, because a running broker may have deleted them and
+they could not be opened again.
 """
 
 
