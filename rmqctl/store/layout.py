@@ -81,7 +81,7 @@ class Layout:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, str]:
-        """Return the JSON object of ``info``."""
+        """Return the layout as the JSON object that `info` shows."""
         return {"commitlog": self.commitlog, "consumequeue": self.consumequeue,
                 "config": self.config}
 

@@ -518,7 +518,9 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id)
 
     def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
-        """Return one of `plain_queues`; only its own folder is listed."""
+        """Return one queue of `plain_queues`; None if it does not exist. Only its own folder is
+        listed.
+        """
         key = topic, queue_id
         if key not in self._queues and key in self._lent:
             self._queues[key] = self._lent[key].again()
@@ -586,7 +588,7 @@ class Store(Closing):
         return self._as_is.queues
 
     def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one of `rows_as_evidence`."""
+        """Return one queue of `rows_as_evidence`; None if it does not exist."""
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -431,7 +431,7 @@ class DryRunLog:
 
 
 class DryRunEngine(Putting):
-    """An engine with the results of `Engine` that writes nothing. Use `open`."""
+    """A stand-in for `Engine` that returns the same results but writes nothing. Use `open`."""
 
     recovered = 0
     failed = False

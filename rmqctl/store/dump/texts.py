@@ -81,8 +81,8 @@ def config_rows(target: Target) -> Iterator[Row]:
 
 
 def client_offset_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per queue, then the oddities; for an unreadable file, describe how a client
-    reacts.
+    """Yield one row per queue, then the faults and oddities. For a file that no client can read,
+    yield a row with the reason, and note how a client reacts.
     """
     try:
         rows, faults, oddities = client_offsets.parse(_whole(target))

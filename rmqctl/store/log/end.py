@@ -78,8 +78,8 @@ def last_dispatched(store: LogAndQueues) -> int | None:
 
 
 def find_end(store: LogAndQueues) -> LogEnd:
-    """Return the end of the log on disk: after the last provable record, including records after
-    damage.
+    """Return the end of the log on disk, which is after the last provable record, even if damage
+    precedes that record.
     """
     log = store.log
     hint = last_dispatched(store) or 0

@@ -37,7 +37,9 @@ _REMEMBERED = 64
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
-    """Convert a selection to conditions on records, for readers that do not read queues."""
+    """Convert a selection to conditions on records, for readers that scan the log instead of
+    queues.
+    """
     conditions = []
     topic = selection.topic
     if topic is not None and topic.startswith(props.LMQ_PREFIX):
