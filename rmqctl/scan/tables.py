@@ -45,7 +45,7 @@ def comment_of(field: pa.Field) -> str:
 
 PLACE = _columns(
     ("store", TEXT, "path of the store, as given"),
-    ("file", TEXT, "file that contains it, relative to the store"))
+    ("file", TEXT, "file that contains the data, relative to the store"))
 OWNER = _columns(
     ("cluster", TEXT, "cluster, from the name of the tier's folder"),
     ("broker", TEXT, "broker, from the name of the tier's folder"))
@@ -95,9 +95,9 @@ FRAME_COLUMNS = _columns(
     ("reason", TEXT, "the problem", _NO_DAMAGE),
     ("field", TEXT, "the invalid field of the record", "not damaged, or no single field"))
 QUEUE_COLUMNS = _columns(
-    ("queue_offset", LONG, "number of the entry in its queue, from 0; of a batch: its first"),
+    ("queue_offset", LONG, "number of the entry in its queue, from 0; for a batch: the first"),
     ("physical_offset", LONG, "physical offset that the entry points to, in bytes"),
-    ("size", INT, "size of that record, in bytes"),
+    ("size", INT, "size of the record that the entry points to, in bytes"),
     ("tags_code", LONG, ("as stored: the tag's hash code, an address in the queue's extension, "
                          "or the delivery time of a delayed message in ms")),
     ("position", LONG, "offset of the entry in its file, in bytes",
@@ -107,7 +107,7 @@ INDEX_COLUMNS = _columns(
     ("slot", INT, "hash slot of the entry", "negative hash, which no broker writes"),
     ("key_hash", INT, "hash code of topic#key"),
     ("physical_offset", LONG, "physical offset that the entry points to, in bytes"),
-    ("store_timestamp", MOMENT, "start of the file and time_diff: exact to the second"),
+    ("store_timestamp", MOMENT, "start of the file plus time_diff; exact to the second"),
     ("time_diff", INT, "time since the start of the file, in seconds"),
     ("previous", INT, "number of the previous entry of the same slot; 0: the first entry"),
     ("position", LONG, "offset of the entry in its file, in bytes"))
@@ -122,19 +122,20 @@ OFFSET_COLUMNS = _columns(
     ("diff", LONG, "max_offset - consumer_offset, in messages", "no group, or unknown"),
     ("last_store_timestamp", MOMENT, "store time of the message before consumer_offset",
      "no such message"),
-    ("note", TEXT, "what is unusual", "nothing"))
+    ("note", TEXT, "remark on the offset", "no remark"))
 FINDING_COLUMNS = _columns(
     ("store", TEXT, "path of the store, as given"),
     ("category", TEXT, "category of the finding"),
     ("severity", TEXT, "error, warning or info"),
-    ("structure", TEXT, "structure it was found in"),
-    ("file", TEXT, "file it was found in, relative to the store", "not in one file"),
-    ("offset", LONG, "its offset in the log or file, in bytes", "unknown"),
-    ("length", LONG, "its length in bytes", "unknown"),
-    ("topic", TEXT, "topic", "unknown, or none"),
-    ("queue_id", LONG, "queue of the topic", "unknown, or none"),
-    ("queue_offset", LONG, "queue offset", "unknown, or none"),
+    ("structure", TEXT, "structure that the finding is in"),
+    ("file", TEXT, "file that the finding is in, relative to the store",
+     "not in a single file"),
+    ("offset", LONG, "offset of the finding in the log or file, in bytes", "unknown"),
+    ("length", LONG, "number of affected bytes", "unknown"),
+    ("topic", TEXT, "topic", "unknown or not applicable"),
+    ("queue_id", LONG, "queue of the topic", "unknown or not applicable"),
+    ("queue_offset", LONG, "queue offset", "unknown or not applicable"),
     ("detail", TEXT, "description of the finding"),
     ("next", TEXT, "command that shows more or repairs it", "none"),
-    ("position", LONG, "its offset in its file, in bytes", "unknown"),
+    ("position", LONG, "offset of the finding in its file, in bytes", "unknown"),
     ("count", LONG, "number of findings of the same kind that this row represents"))
