@@ -155,11 +155,12 @@ class AddressConnections:
     def take(self, newcomer: Holder, now: float) -> bool:
         """Give a place to a new connection. Return False if this is impossible.
 
-        If all places are taken, another connection is closed to free its place: an idle connection,
-        of an address with at least as many connections as the newcomer's address (the address with
-        the most connections first); without such a connection, the connection of the busiest
-        address that has been silent for the longest time, provided that this address has clearly
-        more connections or the silence is long.
+        If the newcomer's address has reached its share, an idle connection of this address is
+        closed to free its place. If all places are taken, another connection is closed: an idle
+        connection, of an address with at least as many connections as the newcomer's address (the
+        address with the most connections first); without such a connection, the connection of the
+        busiest address that has been silent for the longest time, provided that this address has
+        clearly more connections or the silence is long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):

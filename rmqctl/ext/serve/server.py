@@ -80,7 +80,9 @@ class Server:
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """The thread that writes consumer offsets; a single thread, so that no two writes overlap."""
     _resident: int = 0
-    """The lowest memory use of the process so far (bytes), to detect memory that gRPC has freed."""
+    """The lowest memory use of the process so far, in bytes. It shows how much memory gRPC, whose
+    memory is not counted elsewhere, has taken since.
+    """
     _problem: str | None = None
     """The last problem reported, so that a persistent problem is reported only once."""
 

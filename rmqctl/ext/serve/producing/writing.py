@@ -279,7 +279,7 @@ class Writer:
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
         """Add the entries of a stored message to its queue in memory. If the entries cannot be
-        determined here, entries and topics must be read from disk after the next `settle`.
+        determined here, the next `settle` reads entries and topics from disk.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -330,8 +330,8 @@ class Writer:
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
-        """Register a topic with this queue in memory. The next read of the configuration confirms
-        it.
+        """Register a topic with this queue in memory, in the form in which it will later be read
+        from disk.
         """
         config = self.source.topics.get(topic)
         if config is not None and config.read_queues > queue_id:
