@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target
 from rmqctl.export.tally import GAP, UNREADABLE, ExportTally
 from rmqctl.export.task import ExportRange, RangeWalk, chosen
-from rmqctl.scan.frames import Span
+from rmqctl.scan.frames import Batch, Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import chosen_files
@@ -50,6 +50,7 @@ class StorePlan:
     missing: list[Span] = field(default_factory=list)
     held: bool = False
     buckets: int = 1
+    served: bool = False
     opened: Callable[[], Store] | None = None
     """Function that opens the store again to determine its losses."""
 
@@ -104,8 +105,18 @@ def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePla
         planned.pieces.append(ExportRange(
             file, 0, file.size, file.size, False, number, at, text,
             vfs.relpath(file.path, store.root), len(files) == 1, 1,
-            (vfs.abspath(store.root), wanted.topic, queue_id)))
+            partial(_served_batches, vfs.abspath(store.root), wanted.topic, queue_id, file.base,
+                    file.end)))
+    planned.served = True
     return planned
+
+
+def _served_batches(root: str, topic: str, queue_id: int, start: int, end: int,
+                    _unread: object) -> Iterator[Batch]:
+    """Yield the messages that a broker serves from a file of a compaction log."""
+    rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
+    with contextlib.closing(rows.log):
+        yield from rows.batches(start, end)
 
 
 def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,

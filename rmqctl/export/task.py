@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,6 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.query.conditions import filtered
-from rmqctl.store.queue.compaction import CompactedRows
-from rmqctl.store.store import Sizes, Store
 
 if TYPE_CHECKING:
     from rmqctl.export.spill import Spilled
@@ -34,8 +32,8 @@ class ExportRange(FileRange[StoreFile]):
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
     ``alone``: whether the store has no other range. ``buckets``: number of buckets for spilled
-    messages. ``served``: (root of the store, topic, queue id) if the file belongs to a compaction
-    log.
+    messages. ``batches``: a function that yields the range's messages if the file is not part of a
+    commitlog; its argument is called with the bytes that it cannot read.
     """
 
     store: int
@@ -44,7 +42,7 @@ class ExportRange(FileRange[StoreFile]):
     relative: str
     alone: bool
     buckets: int
-    served: tuple[str, str, int] | None = None
+    batches: Callable[[Callable[[UnreadRange], None]], Iterator[Batch]] | None = None
 
     @property
     def origin(self) -> Origin:
@@ -82,8 +80,9 @@ class RangeWalk:
 
     def __iter__(self) -> Iterator[Batch]:
         part, file = self._part, self._part.file
-        if isinstance(part, ExportRange) and part.served is not None:
-            yield from self._served(file.base, *part.served)
+        if isinstance(part, ExportRange) and part.batches is not None:
+            yield from part.batches(self._lost)
+            self.position = part.end
             return
         with ExitStack() as opened:
             walk = TolerantWalk(lambda: opened.enter_context(file.open()),
@@ -99,13 +98,6 @@ class RangeWalk:
             self._lost(UnreadRange(self.position, part.end,
                                    f"{file.path}: truncated while it was read"))
             self.position = part.end
-
-    def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
-        """Yield the messages that a broker serves from a file of a compaction log."""
-        rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
-        with closing(rows.log):
-            yield from rows.batches(base, base + self._part.end)
-        self.position = self._part.end
 
     def _lost(self, lost: UnreadRange) -> None:
         self._tally.missing.add(Span(UNREADABLE, self._part.file.base + lost.start,

@@ -1,23 +1,197 @@
-"""Shared parts of the export commands: partitions, and notes on the result."""
+"""Shared parts of the export commands: options, the run, and notes on the result."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from datetime import UTC
+from functools import cache
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+
+import typer
 
 from rmqctl import vfs
-from rmqctl.errors import UsageError
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.message_options import (
+    Decode,
+    Fields,
+    Redact,
+    RedactKey,
+    SelectOptions,
+    decoding_of,
+    tell_undecoded,
+)
+from rmqctl.commands.shared.options import Body, Zone, worker_count
+from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.missing import MissingMessages
+    from rmqctl.export.one_file import Form
+    from rmqctl.export.plan import StorePlan
     from rmqctl.export.result import ExportResult, StoreResult
     from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
+    from rmqctl.store.decoded import Decoding
+    from rmqctl.store.query.select import Selection
 
 _MAX_NAMED = 5
+_STREAM = "-"
+_FORMATS = {"jsonl": "json"} | {name: name for name in ("parquet", "csv", "avro", "arrow", "xlsx")}
+_FOLDER_FORMATS = ("parquet", "json", "csv", "avro")
+
+
+class ExportRequest(NamedTuple):
+    """What to export: ``form`` of the file (None: a folder), the selection ``wanted``, and the
+    decoder of bodies (None: bodies are not decoded).
+    """
+
+    form: Form | None
+    wanted: Selection
+    spec: Export
+    decoding: Decoding | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(OptionGroup):
+    """Options for the target, format and fields of an export."""
+
+    target: Annotated[str, typer.Option(
+        "--out", metavar="FILE|DIR|-", help="New .parquet, .jsonl, .csv (.gz, .zst), .avro, .arrow "
+                                            "or .xlsx file, folder or URL; stdout: -")]
+    format: Annotated[
+        Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
+        typer.Option("--format", help="Override the format (default: by the name; parquet for a "
+                                      "folder, jsonl for standard "
+                                      "output).", show_default=False)] = None
+    fields: Fields = None
+    body: Body = "auto"
+    decode: Decode = None
+    redact: Redact = False
+    redact_key: RedactKey = None
+    partition_by: Annotated[str | None, typer.Option(
+        "--partition-by", metavar="NAMES",
+        help="Subfolders by any of topic, day (store time in --tz), store, or none (default of a "
+             "folder: topic,day).", show_default=False)] = None
+    provenance: Annotated[bool, typer.Option(
+        "--provenance", help="Add where each message was found: store, file, offset in the file, "
+                             "and the SHA-256 of its record.")] = False
+    manifest: Annotated[bool, typer.Option(
+        "--manifest", help="Also write FILE.manifest.json: contents, gaps, and the SHA-256 of "
+                           "FILE. A folder always has one.")] = False
+    tz: Zone = UTC
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the target is a file, folder or URL, and not standard output."""
+        return self.target != _STREAM
+
+    def request(self, select: SelectOptions, stores: int) -> ExportRequest:
+        """Check the combination of options and return what to export from ``stores`` stores.
+        Raises: UsageError, MissingExtraError.
+        """
+        from rmqctl.export.spec import Export
+        from rmqctl.store.projection import is_decoded
+        from rmqctl.store.redaction import redaction_of
+
+        # Check the combination of options before any store is opened.
+        form = self._form()
+        require(*(("pyarrow",) if form is None else form.packages))
+        if form is None and select.count is not None:
+            raise UsageError("--limit requires a single file: folders are written in parallel")
+        if select.from_offset is not None and (select.topic is None or select.queue is None):
+            raise UsageError("--offset requires --topic and --queue")
+        if self.manifest and not self.has_path:
+            raise UsageError("--manifest requires a file: pass --out")
+        # Bodies are decoded only if a field or option needs it.
+        named = None if self.fields is None else self.fields.split(",")
+        decoding = cache(lambda: decoding_of(self.decode))
+        of_bodies = self.decode is not None or any(
+            is_decoded(name.strip()) for name in named or ())
+        wanted = select.selection(self.tz, decoding)
+        spec = Export.of(
+            _FORMATS[self.format or "parquet"] if form is None else form.format,
+            fields=named, body=self.body,
+            partition_by=named_parts(self.partition_by or "topic,day") if form is None else (),
+            compression=None if form is None else form.compression, zone=self.tz,
+            conditions=wanted.in_log(), stores=stores, provenance=self.provenance,
+            csv_text=spreadsheet_safe, decoded=self.decode is not None,
+            decoding=decoding() if of_bodies else None,
+            redaction=redaction_of(self.redact_key, wanted=self.redact))
+        return ExportRequest(form, wanted, spec,
+                             decoding() if decoding.cache_info().currsize else None)
+
+    def _form(self) -> Form | None:
+        """Return the format of the output file; None for a folder.
+        Raises: UsageError for options that cannot be combined.
+        """
+        from rmqctl.export.one_file import Form, form_of
+
+        if not self.has_path:
+            if self.partition_by is not None:
+                raise UsageError("--partition-by creates folders: pass --out")
+            return Form(_FORMATS[self.format or "jsonl"])
+        by_name = None if self.target.endswith("/") else form_of(self.target)
+        if by_name is None or self.partition_by is not None:
+            if by_name is not None:
+                raise UsageError(f"--out {self.target} is a file name, but --partition-by creates "
+                                 "folders")
+            if self.format is not None and _FORMATS[self.format] not in _FOLDER_FORMATS:
+                raise UsageError(f"--format {self.format} requires a single file, such as "
+                                 f"messages.{self.format}")
+            return None
+        if self.format is not None and _FORMATS[self.format] != by_name.format:
+            raise UsageError(f"--out {self.target} and --format {self.format} contradict each "
+                             "other")
+        return by_name
+
+
+def run_export(out: Output, plans: list[StorePlan], options: ExportOptions,
+               request: ExportRequest, jobs: int = 1) -> None:
+    """Export the plans and show the result. Raises: typer.Exit with exit code 1 if something is
+    missing or damaged; RefusedError, StoreIOError.
+    """
+    from rmqctl.files.remote.reader import without_secrets
+    from rmqctl.files.remote.upload import uploaded
+
+    with uploaded(options.target) as path:
+        result = _exported(out, plans, options, request, path, jobs)
+    result = replace(result, out=without_secrets(options.target))
+    # On standard output the data must stay alone, so the summary goes to stderr.
+    if options.has_path:
+        report(out, result, request.spec)
+        if not result.total("rows"):
+            out.note("no messages")
+    else:
+        warn_of(out, result)
+        out.note(f"{counted(result.total('rows'), 'message')} exported")
+    if request.decoding is not None:
+        tell_undecoded(out, request.decoding, redact=options.redact)
+    # An incomplete export is still written; the exit code reports the loss.
+    if not result.complete:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _exported(out: Output, plans: list[StorePlan], options: ExportOptions, request: ExportRequest,
+              path: str, jobs: int) -> ExportResult:
+    from rmqctl.export.one_file import export_file, write
+    from rmqctl.store.log.ranges import Threads
+
+    count = request.wanted.count
+    total = sum(piece.length for plan in plans for piece in plan.pieces)
+    with out.progress("exporting", total) as progress:
+        if request.form is None:
+            from rmqctl.export.export import export
+
+            return export(plans, request.spec, path, Threads(worker_count(jobs)), progress.advance)
+        if not options.has_path:
+            return write(plans, request.spec, cast("IO[bytes]", out.binary()), path, count=count,
+                         progress=progress.advance)
+        return export_file(plans, request.spec, path, count=count, manifest=options.manifest,
+                           progress=progress.advance)
 
 
 def replaced_text(count: int) -> str:
