@@ -38,7 +38,7 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def data_end(source: Source, start: int, end: int) -> int:
     """Return the position in ``[start, end]`` after which there are only holes up to ``end`` (or a
-    position up to a page later); ``start`` without data.
+    position up to a page later); ``start`` if the range contains no data.
     """
     low = source.next_data(start)
     if low >= end:

@@ -82,7 +82,7 @@ class Witness(Protocol):
 
     def confirms(self, record: Record) -> bool | None:
         """Return whether the consume queue entry at a record's queue offset points to the record;
-        None without an entry.
+        None if no entry exists at this offset.
         """
         ...
 
@@ -96,13 +96,13 @@ class Witness(Protocol):
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
         """Return (physical offset, size) from the consume queue entry at a record's queue offset;
-        None without an entry.
+        None if no entry exists at this offset.
         """
         ...
 
     def record_at(self, physical: int, size: int) -> Record | None:
         """Return the record of this size whose physicalOffset is ``physical`` and matches its
-        position; None without one.
+        position; None if no such record exists.
         """
         ...
 

@@ -45,7 +45,7 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 def _last_border(text: str) -> tuple[int, str]:
     """Return (end of the last complete entry, brackets that close the structures open at that
-    point); 0 without a complete entry.
+    point); 0 if no entry is complete.
     """
     position, open_brackets = 0, ""
     best = 0, ""

@@ -73,9 +73,9 @@ def compute(record: bytes | memoryview) -> int:
 
 
 def stored(record: bytes) -> int | None:
-    """Return the appended CRC of a record's bytes; None without one.
+    """Return the appended CRC of a record's bytes; None if the record has no appended CRC.
 
-    A batch may append it directly to the text before it (commitlog.md §5.4), which is accepted
+    A batch may append the CRC directly to the text before it (commitlog.md §5.4), which is accepted
     here. A record that a broker stored again with the feature disabled may contain its previous
     CRC: a mismatch proves damage only if the feature was enabled.
     """
@@ -86,7 +86,9 @@ def stored(record: bytes) -> int | None:
 
 
 def verify(record: bytes) -> bool | None:
-    """Return whether the appended CRC matches the record; None without one."""
+    """Return whether the appended CRC matches the record; None if the record has no appended
+    CRC.
+    """
     stored_crc = stored(record)
     return None if stored_crc is None else stored_crc == compute(record)
 

@@ -109,7 +109,9 @@ def are_sound(raw: bytes) -> bool:
 
 
 def fault(raw: bytes) -> str | None:
-    """Return the fault of the properties of a message, as a noun; None without a fault."""
+    """Return the fault of the properties of a message, as a noun; None if the properties are
+    valid.
+    """
     if b"\0" in raw:
         return "NUL bytes"
     try:

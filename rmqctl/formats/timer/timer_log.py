@@ -109,7 +109,7 @@ class TimerStep(NamedTuple):
 
 
 def judge(unit: UnitRecord, where: int) -> FormatError | None:
-    """Return the fault that a broker finds in a unit; None without a fault."""
+    """Return the fault that a broker finds in a unit; None if the unit is valid."""
     if unit.size != UNIT_SIZE:
         return FormatError(f"says {unit.size} bytes, a unit has {UNIT_SIZE}", offset=where,
                            path="size")
