@@ -111,17 +111,15 @@ class Chains:
         return int(positions[own.argmax()]) if own.any() else None
 
     def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
-        """Return the chain starts whose physical offsets correspond to positions ``[at, end)`` at
-        this shift.
+        """Return (physical offsets, positions) of the chain starts whose physical offsets a log of
+        this shift has at positions ``[at, end)``.
         """
         physical, positions = self._sorted()
         first, after = np.searchsorted(physical, (at + shift, end + shift))
         return physical[first:after], positions[first:after]
 
     def _sorted(self) -> Array:
-        """Return the physical offsets of the chain starts, ascending, and the positions of the
-        starts.
-        """
+        """Return (physical offsets, positions) of the chain starts, in order of physical offset."""
         if self._starts is None:
             table = np.frombuffer(self._rows, np.int64).reshape(-1, 4)
             places = np.stack([table[:, 0] + table[:, 1], table[:, 1]])

@@ -114,7 +114,9 @@ class Judge:
         return None
 
     def _is_end(self, position: int) -> bool:
-        """Return whether a log may end here: a blank, zeros, or the end of the source."""
+        """Return whether a log may end at a position: with a blank, zeros, or the end of the
+        source.
+        """
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:

@@ -199,7 +199,7 @@ class Order:
                 self._extend(rows)
 
     def _queue(self, page: Page) -> Array:
-        """Return the numbers of the queues of messages, -1 for messages without a queue."""
+        """Return the queue number of each message; -1 for messages without a queue."""
         flags = page.numbers("sys_flag").tolist()
         queues = [self._queues.setdefault(key, len(self._queues)) if has_consume_queue_row(flag)
                   else -1 for flag, *key_of in zip(flags, page.raw("topic"),
@@ -211,7 +211,7 @@ class Order:
 
     def _bring_together(self, carved: CarvedPage, physical: Array, ends: Array,
                         host: Array) -> None:
-        """Join the hosts of contiguous records: they belong to one broker."""
+        """Assign the hosts of contiguous records to one broker."""
         source, after, position, other = self._last
         if (source, after, position) == (carved.source, physical[0], carved.offset[0]):
             self._broker[self._first(int(host[0]))] = self._first(other)

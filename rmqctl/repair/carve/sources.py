@@ -23,7 +23,7 @@ SECTOR = 4096
 _INDEX = "index"
 _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
-"""Names of files and folders beside a log's folder, each of which is enough to recognise a
+"""Names of files and folders next to a log's folder. One of these is enough to recognise a
 store.
 """
 _MAX_OFFSET = (1 << 63) - 1
@@ -91,7 +91,8 @@ class CarveSource(FileSource):
 
 
 def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
-    """Yield the files of ``paths``; those below a folder in the order of their paths.
+    """Yield the files in ``paths``. For a folder, yield all files below it, in the order of their
+    paths.
 
     Entries below a folder that cannot be carved (links, pipes, sockets, unreadable files) are
     passed to ``skip`` with the reason. Raises: StoreIOError if a path that the user named does not

@@ -45,7 +45,7 @@ _IDENTITIES = "identities of records"
 
 
 class Spool(RowFile):
-    """Places of records in the order of their addition. Call `close` when done. Raises:
+    """Places of records, in the order in which they were added. Call `close` when done. Raises:
     StoreIOError.
     """
 
@@ -54,7 +54,7 @@ class Spool(RowFile):
 
     def add(self, source: int, position: Array | int, physical: Array | int, size: Array | int,
             late: Array | int = 0) -> None:
-        """Add places of one source; columns of equal length, or single numbers."""
+        """Add places of one source. The arguments are arrays of equal length, or single numbers."""
         rows: Array = np.empty(len(position) if isinstance(position, np.ndarray) else 1, PLACE)
         rows["position"], rows["physical"], rows["size"] = position, physical, size
         rows["source"], rows["late"] = source, late
@@ -87,8 +87,8 @@ class Majority:
             self._counts[key] = weight - least
 
     def most(self, least: int) -> int | None:
-        """Return the key with the greatest weight, the first of several; None if that is below
-        ``least``.
+        """Return the key with the greatest weight (the first of several such keys); None if its
+        weight is below ``least``.
         """
         if not self._counts:
             return None

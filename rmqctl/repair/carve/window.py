@@ -109,7 +109,7 @@ class Checksums:
         self._window = window
         self._anchor = 0
         self._sums = [0]
-        """CRCs: element ``n`` is the CRC of ``[anchor, anchor + n * grid)``."""
+        """CRCs of ranges: element ``n`` is the CRC of the bytes ``[anchor, anchor + n * grid)``."""
 
     def crc(self, start: int, end: int) -> int | None:
         """Return the CRC of ``[start, end)``; None if the source ends before."""
@@ -193,7 +193,9 @@ class Candidates:
             position = max(position, upto)
 
     def _look(self, position: int) -> int:
-        """Search the next range; return its start, which may be after a hole."""
+        """Search the next range for candidates; return the start of the range, which may be after a
+        hole.
+        """
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         position = max(position, window.next_data(position) - MAGIC_OFFSET)

@@ -64,7 +64,9 @@ class StepStates:
         return path
 
     def _in_dir(self, record: StepRecord, name: str) -> str:
-        """Return the path of one of the repair's own files. RefusedError if a link redirects it."""
+        """Return the path of one of the repair's own files. Raises: RefusedError if a link
+        redirects it.
+        """
         staging_dir = self._staging_dirs[record.staging_dir]
         path = os.path.join(staging_dir, name)
         if (folder := os.path.dirname(path)) not in self._own_folders:

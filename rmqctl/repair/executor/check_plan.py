@@ -250,8 +250,8 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
 
 
 def _only(path: str, created: set[str]) -> bool:
-    """Return whether ``path`` does not exist, or is a path in ``created`` with nothing else below
-    it.
+    """Return whether ``path`` does not exist, or whether ``created`` contains it and all paths
+    below it.
     """
     if not os.path.lexists(path):
         return True

@@ -47,7 +47,7 @@ _BUFFERED = 256
 
 
 def derived_in(root: str, file_size: int | None = None) -> Store:
-    """Return a store with the consume queues below a root, without a log."""
+    """Return a store object for the consume queues below a root, without a log."""
     return Store(root, [], Sizes(consumequeue_file=file_size))
 
 

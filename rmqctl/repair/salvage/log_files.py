@@ -138,7 +138,7 @@ def laid_over(parts: Sequence[LogPart],
 
 
 def over(below: Sequence[OverlayPiece], above: Sequence[OverlayPiece]) -> tuple[OverlayPiece, ...]:
-    """Merge pieces into one ascending list without overlaps, where ``above`` hides ``below``."""
+    """Merge pieces into one ascending list without overlaps; where they overlap, ``above`` wins."""
     pieces = list(above)
     for piece in below:
         position = piece.at

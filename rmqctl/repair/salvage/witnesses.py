@@ -47,7 +47,7 @@ class RecordEvidence(NamedTuple):
 
 
 class Witnesses:
-    """Structures of a store that confirm records of the log's ``parts``."""
+    """Finder of the structures of a store that confirm records of the log's ``parts``."""
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
         self._store, self._parts, self._records = store, parts, Records(parts)

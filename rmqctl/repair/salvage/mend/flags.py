@@ -176,7 +176,7 @@ class Flags:
                 if has_entry is None or sysflag.has_consume_queue_row(kind) == has_entry}
 
     def _has_entry(self, record: Record, rows: Sequence[FoundRow]) -> bool | None:
-        """Return whether a consume queue has or had an entry for the message; None: unknown."""
+        """Return whether a consume queue has or had an entry for the message; None if unknown."""
         key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
         if any(row.key == key and row.size == record.total_size and (
                 row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
@@ -197,7 +197,7 @@ class Flags:
             *self._witness.keys(place, place + 1)[1].tolist()})
 
     def _packed(self, record: Record, transaction: int) -> set[int]:
-        """Return the compression bits that are possible."""
+        """Return the possible values of the compression bits."""
         compressions = {0}
         for number, codec in CODECS.items() if record.body else ():
             try:
@@ -217,7 +217,7 @@ class Flags:
         return compressions
 
     def _style(self, record: Record) -> set[int]:
-        """Return the possible bits for multi tags and inner batches."""
+        """Return the possible values of the bits for multi tags and inner batches."""
         seen = {flags & _STYLE for flags in self._survey.flags} | {0}
         if props.INNER_NUM in _values(record):
             return {style for style in seen if style & _INNER} or {*range(_STYLE + 1)}

@@ -188,7 +188,7 @@ class TopicEvidence:
 
     @cached_property
     def _names(self) -> dict[int, list[bytes]]:
-        """Return the topics that the store knows, by length."""
+        """Return the topics that the store knows, by the length of their names."""
         names = {*_OF_BROKERS, *self._configured, *self._topics}
         by_length: dict[int, list[bytes]] = {}
         for name in sorted(names):
