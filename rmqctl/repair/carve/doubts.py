@@ -32,7 +32,7 @@ def is_file(shift: int, size: int) -> bool:
 
 
 class Doubts:
-    """Decider of which records of a source's logs may be part of the body of a damaged record."""
+    """Finder of the records of a source's logs that may be part of the body of a damaged record."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:

@@ -155,8 +155,8 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
            stretch: EmptyRange) -> None:
-    """Compare the headers of our torn or damaged records with the source's, and count in the
-    stretch how many agree and contradict.
+    """Compare the headers of our torn or damaged records with those of the source's records; add to
+    ``stretch`` which of them agree and which contradict.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
@@ -209,8 +209,8 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange) -> None:
-    """Compare our records in misplaced pages with the source's records at the right offsets, and
-    count in the stretch how many agree and contradict.
+    """Compare our records in misplaced pages with the source's records at the right offsets; add to
+    ``stretch`` which of them agree and which contradict.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
