@@ -184,6 +184,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("tiered query offset", "read-only", _TIERED,
           "Show the message at a queue offset or log offset of a tier"),
     _spec("tiered stats", "read-only", _TIERED, "Count a tier's messages, bytes and rates"),
+    _spec("tiered export", "writes-new", _TIERED, "Export a tier's messages to files"),
     _spec("tiered dump", "read-only", _TIERED, "Print any file of a tier, record by record"),
     _spec("tiered dispatch", "mutates", _TIERED, "Upload a local store's messages to a tier"),
     _spec("tiered commit", "mutates", _TIERED, "Complete an interrupted upload"),
