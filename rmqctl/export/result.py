@@ -1,4 +1,4 @@
-"""Results of an export, added up by store."""
+"""Results of an export, and their totals for each store."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 TEXTS = ("json", "csv")
 """Text formats, with the rows of ``read``. All other formats use Arrow columns."""
 ORIGIN = ("store", "file")
-"""Fields for the origin of a message: the store as the user named it, and the file relative to it.
+"""Fields for the origin of a message: the store as the user named it, and the path of the file in
+it.
 """
 PROVENANCE = ("position", "sha256")
 """Fields that identify a record's bytes: its position in the file, its digest."""

@@ -84,7 +84,7 @@ class ExportStaging:
         move(os.path.join(self.attempts, attempt, name), path, durable=False)
 
     def path(self, name: str) -> str:
-        """Return the path of a file of the export itself, which the caller writes."""
+        """Return the path in the export at which the caller writes a file, such as the manifest."""
         return os.path.join(self._export, name)
 
     def publish(self) -> None:

@@ -38,7 +38,7 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
     """Yield the selected messages, queue after queue. Report the source of each range as a note,
-    and a range in neither store as damage.
+    and a range that is in neither store as damage.
     """
     queues = [queue_id for queue_id in routed_queues(router, topic)
               if wanted.queue_id in (None, queue_id)]

@@ -145,8 +145,8 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion, _Tail]:
-    """Return the planned changes of a queue, or the reason why the queue cannot be continued; and
-    the messages that need units.
+    """Return the planned changes of a queue and the messages that need units. If the queue cannot
+    be continued, the changes contain only the reason.
     """
     resumed = QueueCompletion(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None

@@ -22,7 +22,7 @@ from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
-from rmqctl.scan.frames import DAMAGED, Batch, Span
+from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.tolerant import UnreadRange
 from rmqctl.store.files import StoreFile
 from rmqctl.store.query.select import Selection
@@ -66,21 +66,22 @@ def _batches(queue: FlatQueue, segment: Segment,
         with queue.commit_log.walk(segment, cut=True) as walk:
             for batch in slots.batches(walk):
                 position = walk.position
-                spans = [span for whole in batch.spans if (span := _without_coda(queue, whole))]
-                if len(batch):
-                    batch = batch.select(np.flatnonzero(units.of(batch)[1]))
-                batch.spans = spans
-                yield batch
+                spans = [named for span in batch.spans if (named := _fault(queue, span))]
+                pointed_to = batch.select(np.flatnonzero(units.of(batch)[1])) if len(batch) else (
+                    batch)
+                pointed_to.spans = spans
+                yield pointed_to
     except StoreIOError as error:
         unread(UnreadRange(position, segment.usable, str(error)))
 
 
-def _without_coda(queue: FlatQueue, span: Span) -> Span | None:
-    """Return the part of a span after its coda, which ends a file of a broker up to 5.2; None if
-    nothing follows the coda.
+def _fault(queue: FlatQueue, span: Span) -> Span | None:
+    """Return the part of a span after its coda, with the queue in its reason; None if nothing
+    follows the coda. A broker up to 5.2 ends each file with a coda.
     """
-    if span.kind != DAMAGED or span.length < CODA_SIZE or not is_coda(
-            queue.commit_log.read(span.offset, CODA_SIZE)):
-        return span
-    rest = span.length - CODA_SIZE
-    return replace(span, offset=span.offset + CODA_SIZE, length=rest) if rest else None
+    start, length = span.offset, span.length
+    if length >= CODA_SIZE and is_coda(queue.commit_log.read(start, CODA_SIZE)):
+        start, length = start + CODA_SIZE, length - CODA_SIZE
+    reason = span.reason or "zeroed range in the log"
+    return replace(span, offset=start, length=length,
+                   reason=f"{queue.name.topic}/{queue.name.queue_id}: {reason}") if length else None

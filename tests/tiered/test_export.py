@@ -1,0 +1,104 @@
+"""``export`` of a tier: the messages that its consume queues point to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GoldenFolder, Runner
+from tests.support import golden as golden_sets
+from tests.tiered.made import TOPIC, Queue
+from tests.tiered.test_read_made import flip, rolled
+
+FIELDS = "topic,queue_id,queue_offset,physical_offset,msg_id,keys,tags,body,crc_ok"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("state", golden_sets.TIERS)
+def test_an_export_has_what_read_prints(state: str, golden: GoldenFolder, rmqctl: Runner,
+                                        tmp_path: Path) -> None:
+    root = str(golden(state))
+    read = rmqctl("read", root, "-o", "jsonl", "--fields", FIELDS)
+    done = rmqctl("export", root, "--out", str(tmp_path / "all.jsonl"), "--fields", FIELDS)
+    assert done.code == read.code == 0, done.err
+    expected = [json.loads(line) for line in read.out.splitlines()]
+    assert expected
+    assert lines(tmp_path / "all.jsonl") == expected
+    # One topic, at most five messages, on standard output.
+    topic = expected[0]["topic"]
+    some = rmqctl("export", root, "--out", "-", "--topic", topic, "--limit", "5", "--fields",
+                  FIELDS)
+    assert [json.loads(line) for line in some.out.splitlines()] == [
+        row for row in expected if row["topic"] == topic][:5]
+
+
+@pytest.mark.parametrize("codas", [False, True])
+def test_codas_are_no_damage(codas: bool, rmqctl: Runner, tmp_path: Path) -> None:
+    rolled(codas).write(tmp_path / "tier")
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "out.jsonl"),
+                  "--provenance")
+    assert done.code == 0, done.err
+    rows = lines(tmp_path / "out.jsonl")
+    assert [row["queue_offset"] for row in rows] == list(range(15))
+    # The origin of a message is its segment and the position in it.
+    for row in rows:
+        data = (tmp_path / "tier" / row["file"]).read_bytes()
+        size = int.from_bytes(data[row["position"]:][:4], "big")
+        assert size == row["total_size"]
+
+
+def test_damage_is_reported_and_the_rest_exported(rmqctl: Runner, tmp_path: Path) -> None:
+    made = rolled(codas=False)
+    made.write(tmp_path / "tier")
+    log, = (tmp_path / "tier").glob(f"*/*/{TOPIC}/0/COMMIT_LOG")
+    segment = sorted(log.iterdir(), key=lambda path: path.name[8:])[1]
+    flip(segment, 0)  # the size of the first record
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "out.jsonl"))
+    assert done.code == 1
+    assert [row["queue_offset"] for row in lines(tmp_path / "out.jsonl")] == [
+        number for number in range(15) if number != 5]
+    assert "damage at physical offset" in done.err
+    assert f"{TOPIC}/0: " in done.err
+    # A folder has the same messages, and its manifest names the damage.
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "folder"),
+                  "--format", "jsonl", "--partition-by", "topic")
+    assert done.code == 1
+    files = [*(tmp_path / "folder").glob("*/*.json")]
+    assert sorted(row["queue_offset"] for file in files for row in lines(file)) == [
+        number for number in range(15) if number != 5]
+
+
+def test_messages_without_a_unit_are_left_out(rmqctl: Runner, tmp_path: Path) -> None:
+    """After a failed upload a broker writes messages again; units point to the later ones."""
+    made = Queue()
+    made.put(b"first")
+    orphan = made.put(b"again")
+    made.units[-1][1][-20:] = b""
+    made.records.remove(orphan)
+    made.put(b"again")
+    made.write(tmp_path / "tier")
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "out.jsonl"))
+    assert [row["body"] for row in lines(tmp_path / "out.jsonl")] == ["first", "again"], done.err
+    assert done.code == 0
+
+
+def test_a_segment_that_is_missing(rmqctl: Runner, tmp_path: Path) -> None:
+    rolled(codas=False).write(tmp_path / "tier")
+    log, = (tmp_path / "tier").glob(f"*/*/{TOPIC}/0/COMMIT_LOG")
+    sorted(log.iterdir(), key=lambda path: path.name[8:])[1].unlink()
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "out.jsonl"))
+    assert done.code == 1
+    assert len(lines(tmp_path / "out.jsonl")) == 10
+    assert "no segment contains these bytes" in done.err
+
+
+def test_a_place_inside_the_tier_is_refused(rmqctl: Runner, tmp_path: Path) -> None:
+    rolled(codas=False).write(tmp_path / "tier")
+    done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "tier" / "x.jsonl"))
+    assert done.code == 2
+    assert not (tmp_path / "tier" / "x.jsonl").exists()
