@@ -367,7 +367,8 @@ class _MetadataJudge:
     def _unconfigured(self) -> None:
         """Judge topics with messages and committed offsets that are missing from the configuration.
 
-        Such a topic was not deleted: its queues, and since 5.0 also its offsets, would be missing.
+        Such a topic was not deleted: a broker deletes a topic together with its queues and, since
+        5.0, its offsets.
         """
         if self.store.layout.consumequeue == "rocksdb":
             return  # see `_cleaned`

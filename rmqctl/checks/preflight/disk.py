@@ -35,8 +35,8 @@ HOUR = 3_600_000
 
 class Rules(NamedTuple):
     """Limits of a broker's cleaner; ratios are shares of disk usage. ``forces``: whether the
-    cleaner deletes files before they expire. ``batch``: maximum number of such files that it
-    deletes in a run.
+    cleaner deletes files before they expire if the disk is full. ``batch``: maximum number of such
+    files that it deletes in a run.
     """
 
     reserved_hours: int

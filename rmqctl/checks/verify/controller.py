@@ -64,7 +64,7 @@ def _epochs(store: Store, log_end: int | None, live: bool,
 
 def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | None, live: bool,
              in_damage: Callable[[int], bool]) -> Iterator[Finding]:
-    """Yield contradictions between epochs, and between epochs and the log."""
+    """Yield findings for contradictions between epochs, and between epochs and the log."""
     number = disorder(epochs)
     if number is not None:
         before, epoch = epochs[number - 1], epochs[number]

@@ -338,7 +338,7 @@ class Votes:
                     if 0 < size <= MAX_SIZE and size % self.unit == 0), key=weight, default=None)
 
     def sure(self, size: int) -> bool:
-        """Return whether at least two sizes or distances support this size."""
+        """Return whether at least two file sizes or distances between names support this size."""
         return self.lengths[size] + self.steps[size] > 1
 
 

@@ -239,7 +239,7 @@ def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding
 
 
 def read_slots(source: FileSource, shape: IndexShape) -> Array:
-    """Return all slots (int32), 4 bytes each: 20 MB in a file of default size."""
+    """Read all slots of an index file as int32 values: 20 MB in a file of default size."""
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
         data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)

@@ -99,7 +99,9 @@ class LeftOverRows:
     # -- reverse: rows nobody claimed -----------------------------------------------------------
 
     def prepare(self) -> None:
-        """Classify the entries that belong to no message: expired, filler, ahead, lost, stray."""
+        """Classify the entries that match no message: expired entries, padding entries, entries
+        beyond the log, entries of lost messages, and stray entries.
+        """
         self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
@@ -522,7 +524,7 @@ class QueueReconciler(LeftOverRows):
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
-        """Yield findings for entries that do not belong to any claim of this queue."""
+        """Yield findings for the unmatched entries that no claim of this queue explains."""
         for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue

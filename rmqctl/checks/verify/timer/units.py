@@ -196,7 +196,7 @@ class TimerLog:
         return bisect_right([file.base for file in self.files], position) - 1
 
     def file_of(self, position: int) -> StoreFile:
-        """Return the file of a unit that was read."""
+        """Return the file that contains the unit at ``position``; the unit must exist."""
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
