@@ -207,7 +207,7 @@ def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Pat
     found = predicted(without_rows(writer, tmp_path / "open"))
     assert (found["truncate_to"], found["messages_lost"]) == (None, 0)
     notes = " ".join(found["notes"])
-    assert f"starting in commitlog/{0:020}, the log ends at {early.physical} " in notes
+    assert f"if it begins in commitlog/{0:020}, the log ends at {early.physical} " in notes
     assert "truncates 54 intact messages" in notes
     assert "truncates 0 intact messages" in notes
     assert "1 place in the log is damaged" in notes

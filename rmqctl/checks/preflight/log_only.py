@@ -140,7 +140,7 @@ def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> 
 def _case(store: Store, log: CommitLog, end: End, cost: TailMessages) -> str:
     names = [relative(store, log.files[number].path) for number in (end.first, end.last)]
     where = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
-    return (f"starting in {where}, the log ends at {end.offset} ({end.why}), which truncates "
+    return (f"if it begins in {where}, the log ends at {end.offset} ({end.why}), which truncates "
             f"{plural(cost.total, 'intact message')}")
 
 

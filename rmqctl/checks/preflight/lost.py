@@ -112,8 +112,7 @@ class _Topics:
         counted.
         """
         self.undecided = 0
-        """Number of counted messages that may be messages or part of the body of a
-        damaged message.
+        """Number of counted records that may be messages or part of the body of a damaged message.
         """
 
     @property

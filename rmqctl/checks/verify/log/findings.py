@@ -26,8 +26,8 @@ from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
 _MAX_NAMED = 3
-_EARLIER = ("; by the checkpoint, the last start truncated the log here, unless this damage is "
-            "newer")
+_EARLIER = ("; according to the checkpoint, the last start truncated the log here, unless this "
+            "damage is newer")
 _OF_THE_END = frozenset({"log-cut", "cq-ahead"})
 _GAP = "zeros to the end of the file, but the log continues in a later file"
 

@@ -89,7 +89,7 @@ def _used(store: Store) -> list[int]:
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               part: VerifyRange, last: bool,
               progress: Progress | None = None) -> RangeResult:
-    """Check one range in this process. ``first`` of the result: start of its first frame."""
+    """Check one range in this process. ``first`` of the result: start of the first frame."""
     malloc_tuning.keep_freed_memory()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):

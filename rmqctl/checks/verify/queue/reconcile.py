@@ -491,12 +491,12 @@ class QueueReconciler(LeftOverRows):
             if self.tally_covers(other.queue_offset):
                 yield self.finding(
                     "cq-duplicate", "entry points to the message of queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}) again; its own is at "
-                    f"{claim.physical_offset}", row)
+                    f"{other.queue_offset} ({unit.physical_offset}) again; its own message "
+                    f"is at {claim.physical_offset}", row)
             else:
                 yield self.finding(
                     "cq-out-of-order", "entry points to the message of queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}); its own is at "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own message is at "
                     f"{claim.physical_offset}", row)
             return
         yield self.finding(
