@@ -505,18 +505,18 @@ class Messages:
         return schema(self.fields)
 
     def to_arrow(self) -> pa.Table:
-        """Return all messages as a table of pyarrow."""
+        """Return all messages as a pyarrow table."""
         require("pyarrow")
         import pyarrow as pa
 
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all messages as a data frame of pandas."""
+        """Return all messages as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """Return all messages as a data frame of polars."""
+        """Return all messages as a polars DataFrame."""
         import polars as pl
 
         frame = pl.from_arrow(self.to_arrow())

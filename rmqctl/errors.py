@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """The exit codes of rmqctl. Scripts rely on the numbers: they never change their meaning."""
+    """The exit codes of rmqctl. The meaning of a number never changes, as scripts rely on it."""
 
     OK = 0
     FINDINGS = 1
@@ -212,11 +212,11 @@ class StoreHeldError(RmqctlError):
 
 
 class StoreIOError(RmqctlError):
-    """The operating system failed to read or write a path, or refused it."""
+    """The operating system failed, or refused, to read or write a path."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
     errno: int | None = None
-    """The error number of the operating system; None if another cause led to the error."""
+    """The error number of the operating system; None if the error has another cause."""
 
     @classmethod
     def from_oserror(
