@@ -35,7 +35,7 @@ from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
 _COMPLETING = "_RMQCTL_COMPLETE"
-"""Environment variable that a shell's completion script sets."""
+"""Name of the environment variable that the completion script of a shell sets."""
 _EPILOG = (
     "Exit codes: 0 done, 1 findings, 2 usage error, 3 not a store, 4 held by another process, 5 "
     "I/O error, 6 failed, 70 internal error. 'rmqctl COMMAND --help' shows what a command does to "

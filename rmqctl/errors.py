@@ -78,7 +78,7 @@ _MEANINGS: dict[ExitCode, str] = {
 
 
 class RmqctlError(Exception):
-    """Failure with a reason. Base class of all errors for users."""
+    """Base class of all errors that users see. The text is the reason."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 

@@ -161,7 +161,7 @@ class DoctorReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DiffReport(Report):
-    """The differences between two stores."""
+    """The result of `Store.diff`: the differences between two stores."""
 
     equal: bool
     summary: Mapping[str, Any]

@@ -107,7 +107,7 @@ def inverse(value: Value) -> bool | None:
 
 
 def not_equal(left: Value, right: Value) -> bool | None:
-    """Compare as ``<>``."""
+    """Return the result of ``<>``."""
     return inverse(equal(left, right))
 
 

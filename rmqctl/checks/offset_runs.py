@@ -55,7 +55,7 @@ class OffsetRuns:
             self.add(np.array([first], np.int64), np.array([end - first], np.int64))
 
     def runs(self) -> Array:
-        """Return the runs in ascending order: int64 of shape (n, 2)."""
+        """Return the start and the end of each run in ascending order, int64 of shape (n, 2)."""
         self._settle()
         return self._runs
 
@@ -76,7 +76,7 @@ class OffsetRuns:
         return inside
 
     def join(self, other: OffsetRuns) -> OffsetRuns:
-        """Return the union as a new set."""
+        """Return the union of this set and ``other`` as a new set."""
         both = OffsetRuns()
         both._parts = [self.runs(), other.runs()]
         both.complete = self.complete and other.complete
@@ -99,7 +99,7 @@ class OffsetRuns:
         return left
 
     def _below(self, offset: int) -> int:
-        """Return the number of offsets of the set before ``offset``."""
+        """Return the number of queue offsets of the set before ``offset``."""
         runs = self.runs()
         if self._sums is None:
             before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))

@@ -201,7 +201,7 @@ class Output:
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
-        """Pass all data that has been written to the system."""
+        """Pass all data written so far on to the operating system."""
         self._sink.flush()
 
     # -- messages -----------------------------------------------------------------------------

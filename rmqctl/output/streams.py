@@ -135,7 +135,7 @@ class Sink:
             remaining = remaining[len(remaining) if done is None else done:]
 
     def flush(self) -> None:
-        """Pass everything that has been written to the system."""
+        """Pass all data written so far on to the operating system."""
         if self._stream is not None:
             self._guard((self._buffer or self._stream).flush)
 

@@ -16,7 +16,7 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
            "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
            "haSlaveFallbehindMax": "haMaxGapNotInSync",
            "tieredStoreFilepath": "tieredStoreFilePath"}
-"""New names of settings by old name."""
+"""The new names of renamed settings, by old name."""
 
 
 class SettingName(NamedTuple):

@@ -356,7 +356,7 @@ class DamagedSpan:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return (physical offset, length) of the span."""
+        """Return the physical offset and the length of the span."""
         return self.span.offset, self.span.length
 
     def words(self, side: Side) -> str:

@@ -136,7 +136,7 @@ class PhysicalPass:
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
-        """Report the chosen messages of a batch as missing in ``side``."""
+        """Report those messages of a batch for which ``which`` is true as missing in ``side``."""
         rows = np.flatnonzero(which)
         if not len(rows):
             return

@@ -47,7 +47,7 @@ class Grouping:
 
     @property
     def left_out(self) -> int:
-        """Return the group number for rows that are not needed."""
+        """Return the group number for entries that are not needed."""
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:

@@ -165,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stores = next_round
 
     def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
-        """Advance the offset of a store; return the number of bytes."""
+        """Advance the offset of a store; return the number of bytes by which it advanced."""
         start = reached[store]
         limit = None if most is None else start + most
         if self._target is not None:
