@@ -215,8 +215,8 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
               offsets_lost: Mapping[tuple[str, str, int], int] | None = None) -> Consumers:
     """Return the effect of ``losses`` on every group of the store and on the delay service (group
     ``(delay)``). Queues of deleted topics are skipped. ``unplaced``: the number of lost messages
-    whose queue is unknown. ``offsets_lost``: committed offsets by group, topic and queue id that a
-    broker does not load or loses.
+    whose queue is unknown. ``offsets_lost``: committed offsets, by group, topic and queue id, that
+    a broker loses or does not load.
     """
     # The offset of each group by topic and queue, then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
