@@ -130,8 +130,9 @@ class GroupLoss:
 @dataclass(frozen=True, slots=True)
 class TierLosses:
     """Losses of a tier. ``messages``: number of messages that neither the tier nor the local log
-    has; ``by_topic``: the same by topic. ``in_repairs``: number of messages dropped by repairs of
-    the tier. ``undecided``: number of undecided records. ``replaced``: number of replaced messages.
+    has; ``by_topic``: this number by topic. ``in_repairs``: number of messages dropped by repairs
+    of the tier. ``undecided``: number of undecided records. ``replaced``: number of replaced
+    messages.
     """
 
     messages: int = 0
