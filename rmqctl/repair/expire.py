@@ -282,8 +282,8 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
             break
         if _points_after(file, unit, after):
             out.notes.append(f"{file.path}: its last entry points to an expired message, but "
-                             "others point to messages that stay; the file is kept (a broker "
-                             "would delete it), see `rmqctl verify`")
+                             "other entries point to messages that stay; the file is kept (a "
+                             "broker would delete it), see `rmqctl verify`")
             break
         gone.append(file)
     return gone

@@ -70,7 +70,7 @@ class Puts(Changes):
                 run.last_row for run in recorded_runs(store, start, state.end)):
             raise RefusedError(
                 f"{store.root}: the store was not closed cleanly, or consume queue entries are "
-                "missing; nothing is appended. `rmqctl recover` repairs that first")
+                "missing; nothing is appended. Run `rmqctl recover` first")
         self.end = state.end
         self._path = PutPath(
             settings, DryRunLog(state, store.log, settings.commitlog_file_size),

@@ -583,8 +583,8 @@ class _Planner:
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
                 f"{self._root}: entries of the log are lost or damaged and get no fillers, because "
-                "a DLedger group does not agree on fillers; without them consume queue entries "
-                "would be at other queue offsets than their messages have: " + (
+                "a DLedger group does not agree on fillers; without fillers, consume queue entries "
+                "would be at wrong queue offsets: " + (
                     "a further member of the group may have them" if self._logs else
                     "another node of the group may have them (`rmqctl diff` compares two, "
                     "`rmqctl recover --from` copies them)"))

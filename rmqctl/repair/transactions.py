@@ -77,7 +77,7 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
     fault = next((problem for problem in problems if problem.is_fault), None)
     if fault is not None:
         raise RefusedError(f"{store.root}: {fault.text}; op messages may be missing, so no "
-                           "transaction is ended. `rmqctl recover` repairs that first")
+                           "transaction is ended. Run `rmqctl recover` first")
     if not chosen:
         return Ended(Plan(f"transactions-{end}", store.root, notes=tuple(done)))
     # The messages that a broker would put; transactions whose messages it rejects are left.

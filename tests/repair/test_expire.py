@@ -220,7 +220,7 @@ def test_a_queue_file_with_a_damaged_last_row_stays(golden_copy: GoldenFolder) -
     stays = bool((rows["physical_offset"] >= done.min_after).any())
     assert (str(files[0].relative_to(root)) in gone) is not stays
     assert str(files[1].relative_to(root)) not in gone
-    assert any("others point to messages that stay" in note for note in done.plan.notes)
+    assert any("other entries point to messages that stay" in note for note in done.plan.notes)
 
 
 def test_a_zero_last_queue_file_does_not_count(golden_copy: GoldenFolder) -> None:

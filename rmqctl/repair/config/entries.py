@@ -184,7 +184,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     steps = _changed(store, files.values(), clock, scratch)
     if differ and not replace:
         kept = plural(len(differ), "different entry keeps", "different entries keep")
-        notes.append(f"{kept} the values of this store (--replace copies those of the source)")
+        notes.append(f"{kept} the values of this store (--replace copies the source's values)")
         notes += [f"{FOLDER}/{difference.file}: {difference.name}: {difference.in_words()}"
                   for difference in differ[:_NAMED]]
     if steps:

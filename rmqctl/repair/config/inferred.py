@@ -154,7 +154,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
     if generation >= _SINCE and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         if kind == "MIXED" and not is_from(judged(store, None).release, _MIXED_SINCE):
             notes.append(f"{name}: has messages of several types ({', '.join(shown)}); a broker "
-                         f"before {_MIXED_SINCE} has no {MESSAGE_TYPE} for that")
+                         f"before {_MIXED_SINCE} has no {MESSAGE_TYPE} for such a topic")
         elif kind not in ("", "NORMAL"):
             entry["attributes"][MESSAGE_TYPE] = kind
     return InferredTopic(entry, notes, {"queues_seen": seen[name], "message_types": {

@@ -331,7 +331,7 @@ class _Job:
                 f"this store's copy is kept, unless --prefer {source.name} is given")
         difference = (f"the logs diverge at entry {run.first}: term {run.terms[0]} here, "
                 f"term {run.terms[1]} in {source.name}" if run.parted else
-                f"entry {run.first} is intact in both but differs")
+                f"entry {run.first} is intact in both logs but differs")
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(run.pos)), None, None,
             f"{difference}; {decision}", "entry", run.pos, run.end - run.pos,

@@ -63,7 +63,7 @@ class DeletedTopics:
     def notes(self, root: str) -> Iterator[str]:
         """Yield a note on each undecided topic, with the command that deletes it."""
         for name, group in self.undecided.items():
-            yield (f"topic {name} may be a retry topic of group {group} or of another one: not "
+            yield (f"topic {name} may be a retry topic of group {group} or of another group: not "
                    f"deleted (`rmqctl delete topic {shlex.quote(root)} {shlex.quote(name)}` "
                    "deletes it)")
 

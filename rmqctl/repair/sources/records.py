@@ -142,7 +142,7 @@ class LaidOut:
             return "the physical offset is far from this log"
         base = place - place % self._size
         if place + size > base + self._size:
-            return f"it extends beyond the end of a file of {self._size} bytes"
+            return f"the record extends beyond the end of a file of {self._size} bytes"
         path = self._path(base)
         write_all(self._open(base), raw, place - base, path)
         row: Array = np.empty(1, _ROW)

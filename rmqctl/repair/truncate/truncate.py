@@ -313,7 +313,8 @@ def cut_log(store: Store, to: int) -> Planned:
         until = max(used, size if file.size < size else 0)
         if until > position:
             wiped.append(Patch(name, (OverlayPiece(position, until - position),)))
-            actions.append(Action("truncate", name, used, position, "bytes after it are zeroed"))
+            actions.append(Action("truncate", name, used, position,
+                                  "bytes after the cut are zeroed"))
     # The last file first, so that an interruption leaves a log without a hole.
     return [*reversed(moved), *wiped], actions
 
