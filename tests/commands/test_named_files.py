@@ -19,6 +19,7 @@ from rmqctl.ext.serve.consuming.positions import PositionsFile
 from rmqctl.files.named import open_to_append
 from tests.conftest import Runner
 from tests.support import tiny as tiny_stores
+from tests.tiered.made import Queue
 
 READ = {
     "--commitlog-dir", "--commitlog-dir-b", "--broker-conf", "--file", "--body-file", "--key-file",
@@ -55,6 +56,7 @@ CASES = {
         ("delete", "topic", "STORE", "none", "--certificate", "FILE")),
     "delete group --certificate": Case(
         ("delete", "group", "STORE", "none", "--certificate", "FILE")),
+    "tiered export --out": Case(("tiered", "export", "TIER", "--out", "FILE"), ending=".jsonl"),
     "tiered compact --out": Case(("tiered", "compact", "--file", "INDEX", "--out", "FILE")),
     "pipeline export --out": Case(("pipeline", "export", "STORE", "--out", "FILE")),
     "pipeline sql --out": Case(("pipeline", "sql", "STORE", "select 1", "--out", "FILE")),
@@ -63,6 +65,13 @@ ELSEWHERE = {"serve --offsets", *(f"{title} --spark-log" for title in (
     "stats", "pipeline verify", "pipeline stats", "pipeline rebuild", "pipeline export",
     "pipeline sql"))}
 """Driven below: a server, and six commands with one option."""
+
+
+def tier_of(folder: Path) -> Path:
+    queue = Queue()
+    queue.put(b"body")
+    queue.write(folder / "tier")
+    return folder / "tier"
 
 
 def test_every_option_that_names_a_file_is_known() -> None:
@@ -95,7 +104,7 @@ def test_nothing_is_written_over_or_through(name: str, there: str, tiny: tiny_st
         if there == "link":
             victim.write_bytes(before)
     done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
-        "INDEX", str(path)) for word in case.words), stdin=case.stdin)
+        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words), stdin=case.stdin)
     if there == "file" and (not case.replaces or done.code not in (0, 1)):
         assert path.read_bytes() == before
         done.expect(*range(1, 8))
@@ -116,7 +125,7 @@ def test_nothing_is_written_through_a_folder_of_others(
     (shared / "results").symlink_to(victim)
     path = shared / "results" / f"named{case.ending}"
     done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
-        "INDEX", str(path)) for word in case.words), stdin=case.stdin)
+        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words), stdin=case.stdin)
     done.expect(*range(1, 8))
     assert "results: is a symbolic link in a folder that other users can write to" in done.err
     assert os.listdir(victim) == []

@@ -47,7 +47,7 @@ def command(
     """
     require("duckdb", "pyarrow")
     leave_pandas_out()
-    from rmqctl.commands.shared.exporting import warn_of_lost
+    from rmqctl.commands.shared.store_warnings import warn_of_lost
     from rmqctl.sql.schema import MESSAGES, says
     from rmqctl.sql.session import QuerySession
     from rmqctl.store import Store

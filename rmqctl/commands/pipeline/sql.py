@@ -52,7 +52,7 @@ def command(
         rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv
     """
     require("pyspark", "pyarrow")
-    from rmqctl.commands.shared.exporting import warn_of_lost
+    from rmqctl.commands.shared.store_warnings import warn_of_lost
     from rmqctl.ext.spark.source.losses import SWITCH
     from rmqctl.ext.spark.versions import require_source
     from rmqctl.sql.schema import FRAMES, MESSAGES, named_tables

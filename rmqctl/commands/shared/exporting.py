@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import cache
@@ -11,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
-from rmqctl import vfs
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.message_options import (
     Decode,
@@ -23,13 +21,12 @@ from rmqctl.commands.shared.message_options import (
     tell_undecoded,
 )
 from rmqctl.commands.shared.options import Body, Zone, worker_count
+from rmqctl.commands.shared.store_warnings import lost_texts
 from rmqctl.errors import ExitCode, UsageError, require
-from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
-    from rmqctl.checks.preflight.missing import MissingMessages
     from rmqctl.export.one_file import Form
     from rmqctl.export.plan import StorePlan
     from rmqctl.export.result import ExportResult, StoreResult
@@ -45,8 +42,8 @@ _FOLDER_FORMATS = ("parquet", "json", "csv", "avro")
 
 
 class ExportRequest(NamedTuple):
-    """What to export: ``form`` of the file (None: a folder), the selection ``wanted``, and the
-    decoder of bodies (None: bodies are not decoded).
+    """A checked request: the ``form`` of the file (None: a folder), the messages ``wanted``, and
+    the decoder of bodies (None: bodies are not decoded).
     """
 
     form: Form | None
@@ -86,7 +83,7 @@ class ExportOptions(OptionGroup):
 
     @property
     def has_path(self) -> bool:
-        """Whether the target is a file, folder or URL, and not standard output."""
+        """True if the target is a file, a folder or a URL; False for standard output."""
         return self.target != _STREAM
 
     def request(self, select: SelectOptions, stores: int) -> ExportRequest:
@@ -94,6 +91,7 @@ class ExportOptions(OptionGroup):
         Raises: UsageError, MissingExtraError.
         """
         from rmqctl.export.spec import Export
+        from rmqctl.output.escape import spreadsheet_safe
         from rmqctl.store.projection import is_decoded
         from rmqctl.store.redaction import redaction_of
 
@@ -198,32 +196,6 @@ def replaced_text(count: int) -> str:
     """Return the note about fillers among the messages."""
     return ("fillers for lost messages, or messages with a damaged body (property RMQCTL), in the "
             f"log: {count:,}")
-
-
-def lost_texts(lost: MissingMessages) -> Iterator[str]:
-    """Yield the notes about messages that the log does not contain."""
-    if count := lost.known_lost:
-        yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
-               "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
-               "details")
-    if count := lost.in_repairs + lost.discarded:
-        yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
-               f"record{'' if count == 1 else 's'}; `rmqctl doctor` lists the repairs")
-
-
-def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
-                 damaged: bool = False) -> None:
-    """Warn about each store with known losses: the lost messages are missing from any answer about
-    the store.
-    """
-    from rmqctl.checks.preflight.missing import missing
-    from rmqctl.store import Store
-
-    for name in stores:
-        with Store.open(vfs.abspath(name), folders) as store:
-            lost = missing(store, damaged=damaged)
-        for text in lost_texts(lost):
-            out.warn(f"{name}: {text}" if len(stores) > 1 else text)
 
 
 def named_parts(text: str) -> list[str]:

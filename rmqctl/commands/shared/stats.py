@@ -425,7 +425,7 @@ def lacking(out: Output, sources: Sequence[StatsSource],
     stores, the gaps of all stores together.
     """
     from rmqctl.checks.preflight.missing import MissingMessages, missing
-    from rmqctl.commands.shared.exporting import lost_texts
+    from rmqctl.commands.shared.store_warnings import lost_texts
     from rmqctl.store.stats import unused
 
     groups = [[source] for source in sources] if len(sums) == len(sources) else [sources]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rmqctl import vfs
+from rmqctl.output.units import counted
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
+    from rmqctl.checks.preflight.missing import MissingMessages
     from rmqctl.files.lock_probe import LockState
     from rmqctl.output import Output
     from rmqctl.store import Store
@@ -48,3 +52,29 @@ def warn_of_cut(out: Output, view: View) -> bool:
                  f"read; records up to {cut[1]} are not shown (--view disk shows them, `rmqctl "
                  "verify` the damage)")
     return cut is not None
+
+
+def lost_texts(lost: MissingMessages) -> Iterator[str]:
+    """Yield the notes about messages that the log does not contain."""
+    if count := lost.known_lost:
+        yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
+               "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
+               "details")
+    if count := lost.in_repairs + lost.discarded:
+        yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
+               f"record{'' if count == 1 else 's'}; `rmqctl doctor` lists the repairs")
+
+
+def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
+                 damaged: bool = False) -> None:
+    """Warn about each store with known losses: the lost messages are missing from any answer about
+    the store.
+    """
+    from rmqctl.checks.preflight.missing import missing
+    from rmqctl.store import Store
+
+    for name in stores:
+        with Store.open(vfs.abspath(name), folders) as store:
+            lost = missing(store, damaged=damaged)
+        for text in lost_texts(lost):
+            out.warn(f"{name}: {text}" if len(stores) > 1 else text)
