@@ -2,7 +2,7 @@
 
 
 def entry_slots(const uint8_t[::1] page, int64_t slots, int32_t[::1] slot_of):
-    """The slot of each entry of a page; gives whether no hash is negative."""
+    """Write the slot of each entry of a page to ``slot_of``; return whether no hash is negative."""
     cdef Py_ssize_t row
     cdef int32_t value
     cdef bint sound = slots > 0
@@ -17,10 +17,11 @@ def entry_slots(const uint8_t[::1] page, int64_t slots, int32_t[::1] slot_of):
 
 def entry_links(const uint8_t[::1] page, int64_t number, const int32_t[::1] slot_of,
                 uint8_t[::1] seen):
-    """How many entries of a page, whose first has this number, lead to an older one.
+    """Return the number of entries in a page that point to an older entry.
 
-    By number: ``slot_of`` has the slots of all entries, ``seen`` gets 1 for those that are led to.
-    -1 where one leads to an entry that is not older, or of another slot, or seen before.
+    The first entry of the page has this ``number``. ``slot_of`` has the slots of all entries by
+    number, ``seen`` receives 1 for each entry that another one points to. Returns -1 if an entry
+    points to an entry that is not older, is in another slot, or was already seen.
     """
     cdef Py_ssize_t row
     cdef int64_t links = 0, previous
@@ -40,9 +41,10 @@ def entry_links(const uint8_t[::1] page, int64_t number, const int32_t[::1] slot
 
 def slot_heads(const uint8_t[::1] page, int64_t slot, int64_t entries,
                const int32_t[::1] slot_of, uint8_t[::1] seen):
-    """How many slots of a page, whose first has this number, lead to an entry: see `entry_links`.
+    """Return the number of slots in a page that point to an entry: see `entry_links`.
 
-    -1 where one leads to none of the ``entries``, to one of another slot, or seen before.
+    ``slot`` is the number of the first slot of the page. Returns -1 if a slot points to no entry of
+    the ``entries``, or to an entry that is in another slot or was already seen.
     """
     cdef Py_ssize_t row
     cdef int64_t used = 0, head

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
 # cython: initializedcheck=False, embedsignature=True, show_performance_hints=False
-"""Loops over the bytes of records, without the GIL and without a Python object in them.
+"""Loops over the bytes of records, without the GIL and without Python objects.
 
-Memory: arrays are reached through typed memoryviews, whose every index is checked. Bytes of a
-record are reached through a pointer, and each function that has one states the range test which
-comes before. Lengths read from a record are at most 32 bits wide and are added as 64 bits, so no
+Memory: arrays are accessed through typed memoryviews, which check every index. The bytes of a
+record are accessed through a pointer; each function that has one documents the range check that
+precedes the access. Lengths read from a record have at most 32 bits and are added as 64 bits, so no
 sum of them overflows.
 """
 
@@ -49,7 +49,7 @@ cdef inline int64_t read_i64(const uint8_t *at) noexcept nogil:
 
 
 cdef inline int64_t number_at(const uint8_t *at, int width, bint signed) noexcept nogil:
-    """The integer of 1, 2, 4 or 8 bytes there."""
+    """Return the big-endian integer of 1, 2, 4 or 8 bytes at a pointer."""
     if width == 8:
         return read_i64(at)
     if width == 4:
@@ -60,7 +60,9 @@ cdef inline int64_t number_at(const uint8_t *at, int width, bint signed) noexcep
 
 
 cdef inline int within(int64_t at, int64_t count, int64_t size) except -1 nogil:
-    """IndexError unless data[at:at + count] lies in ``size`` bytes of data; nothing overflows."""
+    """Raise IndexError unless data[at:at + count] is inside ``size`` bytes of data. No sum
+    overflows.
+    """
     if at < 0 or at > size or count < 0 or count > size - at:
         raise IndexError("outside of the data")
     return 0
@@ -83,12 +85,12 @@ cdef struct Record:
 
 cdef bint is_record(const uint8_t *data, int64_t size, int64_t at, int64_t base,
                     Record *found) noexcept nogil:
-    """Whether the bytes at data[at:] are provably a record of physical offset base + at.
+    """Return whether the bytes at data[at:] are provably a record of physical offset base + at.
 
-    Magic of a message, the physical offset, and lengths that add up to its size, all of it inside
-    the ``size`` bytes of data (spec: commitlog.md). ``found`` has no meaning otherwise, but for
-    its size. Nothing is read outside of data[at:at + total_size]: a range test stands before
-    each read.
+    Such a record has the magic of a message, this physical offset, and lengths that add up to its
+    size, all inside the ``size`` bytes of data (spec: commitlog.md). If not, only the size in
+    ``found`` has a meaning. Only data[at:at + total_size] is read, with a range check before each
+    read.
     """
     cdef int64_t total, end, head_size, fixed_size, topic_width, physical
     cdef uint32_t magic
@@ -164,12 +166,12 @@ cdef inline int put(int64_t[:, ::1] columns, Py_ssize_t row, int64_t start,
 
 def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64_t most,
            int64_t[:, ::1] columns, int64_t head=0):
-    """Follows records by their sizes from data[at:] on, up to the first that is none.
+    """Follow records by their sizes from data[at:] on, up to the first bytes that are not a record.
 
-    ``base`` is the physical offset of data[0]. Before each record are ``head`` bytes of others.
-    These start before ``end``, and the record lies in data as a whole; there are ``most`` of them
-    at most. ``columns`` (int64 [9, n], rows as `COLUMNS` and the variant) takes one column for
-    each, and ends the walk when it is full. Gives how many.
+    ``base`` is the physical offset of data[0]. Before each record are ``head`` bytes of an entry
+    header. At most ``most`` records are followed; each starts before ``end`` and is completely in
+    data. ``columns`` (int64 [9, n], rows as in `COLUMNS`, then the variant) receives one column for
+    each record; the function stops when it is full. Returns the number of records.
     """
     cdef int64_t size = data.shape[0]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -190,11 +192,12 @@ def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64
 
 def examine(const uint8_t[::1] data, const int64_t[::1] base, const int64_t[::1] start,
             int64_t[:, ::1] columns, uint8_t[::1] ok):
-    """Which of the candidates at data[start:] are records; their columns as `follow` has them.
+    """Determine which of the candidates at data[start:] are records; ``columns`` is filled as by
+    `follow`.
 
-    ``base`` is the physical offset of data[0]: one for all, or one for each. ``ok`` takes 0 or 1;
-    a candidate that is no record has zeros in its columns, but for its start and size, and the
-    variant -1.
+    ``base`` is the physical offset of data[0]: one for all candidates, or one for each. ``ok``
+    receives 0 or 1. A candidate that is not a record has zeros in its columns, except for its
+    start, its size, and the variant -1.
     """
     cdef int64_t size = data.shape[0], its_base
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -218,9 +221,9 @@ def examine(const uint8_t[::1] data, const int64_t[::1] base, const int64_t[::1]
 
 def integers(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, int width,
              bint signed, int64_t[::1] out):
-    """Big-endian integers of 1, 2, 4 or 8 bytes at data[start + offset:], into ``out``.
+    """Write the big-endian integers of 1, 2, 4 or 8 bytes at data[start + offset:] to ``out``.
 
-    IndexError where one is not inside of data.
+    Raises: IndexError if an integer is not inside data.
     """
     cdef int64_t size = data.shape[0]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -239,9 +242,11 @@ def integers(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, 
 
 def fill(uint8_t[:, ::1] texts, const uint8_t[::1] data, const int64_t[::1] start,
          const int64_t[::1] length):
-    """Copies data[start:start + length] into the rows of texts, zeros behind the shorter ones.
+    """Copy data[start:start + length] to the rows of texts, with zeros after shorter texts.
 
-    Gives whether all fill their rows. IndexError where one is not inside of data, or too long.
+    Returns whether all texts fill their rows.
+
+    Raises: IndexError if a text is not inside data, or too long.
     """
     cdef int64_t size = data.shape[0], at, count, width = texts.shape[1]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -267,9 +272,11 @@ def fill(uint8_t[:, ::1] texts, const uint8_t[::1] data, const int64_t[::1] star
 
 cdef inline uint32_t hashed_on(uint32_t value, const uint8_t *text, int64_t count,
                                uint8_t *bits) noexcept nogil:
-    """``String.hashCode`` of the ASCII text of hash ``value`` and of ``count`` bytes behind it.
+    """Return the ``String.hashCode`` of an ASCII text with hash ``value`` followed by ``count``
+    bytes.
 
-    The caller has tested that the bytes are there. ``bits`` takes the bits that they have.
+    The caller has checked that the bytes exist. ``bits`` receives the bits that are set in any of
+    these bytes.
     """
     cdef uint8_t seen = bits[0]
     while count >= 4:  # four steps at once: 31^4, 31^3, 31^2, 31
@@ -289,10 +296,12 @@ cdef inline uint32_t hashed_on(uint32_t value, const uint8_t *text, int64_t coun
 
 def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
            int64_t[::1] out, uint8_t[::1] odd):
-    """``String.hashCode`` of ASCII texts data[start:start + length], into ``out``.
+    """Write the ``String.hashCode`` of ASCII texts data[start:start + length] to ``out``.
 
-    ``odd`` takes 1 for texts that are not ASCII, whose hash has no meaning, else 0; gives whether
-    there are any. IndexError where a text is not inside of data.
+    ``odd`` receives 1 for a text that is not ASCII, whose hash has no meaning, else 0. Returns
+    whether there are such texts.
+
+    Raises: IndexError if a text is not inside data.
     """
     cdef int64_t size = data.shape[0], at, count
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -331,7 +340,9 @@ cdef void make_table() noexcept nogil:
 
 
 cdef uint32_t crc_by_table(uint32_t crc, const uint8_t *at, uint64_t length) noexcept nogil:
-    """CRC-32 of ``length`` bytes, eight at a time; every index of the table is one byte."""
+    """Return the CRC-32 of ``length`` bytes, eight at a time. Every index of the table is one
+    byte.
+    """
     cdef uint32_t low, high
     crc = ~crc
     while length >= 8:
@@ -362,8 +373,9 @@ cdef void make_with_top() noexcept nogil:
 
 
 def byte_changes(uint32_t syndrome, int64_t length):
-    """(bytes after it, changed bits) of each byte among the last ``length`` whose change makes this
-    difference of CRCs: the steps of the CRC are taken back until only one byte is left.
+    """Return (number of bytes after it, changed bits) of each byte among the last ``length`` bytes
+    whose change causes this difference of CRCs: the steps of the CRC are reverted until only one
+    byte is left.
     """
     cdef int64_t behind
     cdef uint32_t value = syndrome, number
@@ -382,10 +394,11 @@ cdef crc_function crc32 = crc_by_table
 
 
 def use_crc(size_t address):
-    """Takes the function at an address for all CRCs; the kernel's own for 0, or if it is wrong.
+    """Use the function at an address for all CRCs; for 0, or if it is wrong, the kernel's own
+    function.
 
     Its type must be ISA-L's: uint32_t (uint32_t crc, const unsigned char *data, uint64_t length).
-    Gives whether it was taken.
+    Returns whether the function at the address is used.
     """
     global crc32
     cdef const uint8_t *probe = b"123456789"
@@ -398,9 +411,10 @@ def use_crc(size_t address):
 
 def crcs(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          int64_t[::1] out):
-    """CRC-32, top bit cleared, of data[start:start + length] for each, into ``out``.
+    """Write the CRC-32, with a cleared top bit, of each data[start:start + length] to ``out``.
 
-    A slice ends with the data, and is empty where it would begin outside or have no length.
+    A slice ends at the end of the data at the latest. It is empty if it begins outside the data, or
+    if its length is not positive.
     """
     cdef int64_t size = data.shape[0], begin, count
     cdef const uint8_t *first = &data[0] if size else NULL

@@ -27,15 +27,17 @@ def encode(uint8_t[::1] out, int64_t physical, const int64_t[::1] lane,
            const int64_t[::1] body_length,
            const uint8_t[::1] texts, const int64_t[::1] text_start,
            const int64_t[::1] text_length, int64_t[::1] queue_offset):
-    """Writes a record for each message, one behind the other, into ``out``.
+    """Write a record for each message to ``out``, back to back.
 
-    ``physical`` is the physical offset of out[0]. A message's ``lane`` says what it shares with
-    others: row ``template[lane]`` holds the head of ``head_size`` bytes, and the topic behind its
-    length of ``topic_size`` bytes; ``next_offset[queue[lane]]`` is its queue offset, and is
-    counted up. ``numbers`` (int64 [5, n]) are flag, born and store time, reconsume times and
+    ``physical`` is the physical offset of out[0]. A message's ``lane`` selects what it shares with
+    others: row ``template[lane]`` contains the header of ``head_size`` bytes, and the topic after
+    its length of ``topic_size`` bytes; ``next_offset[queue[lane]]`` is its queue offset, and is
+    incremented. ``numbers`` (int64 [5, n]) are flag, born and store time, reconsume times and
     prepared transaction offset; ``bodies`` and ``texts`` (properties) are sliced by start and
-    length. ``queue_offset`` takes those that were given. Gives how many bytes were written;
-    IndexError where a message does not fit into ``out`` or is not inside of its data, ValueError
+    length. ``queue_offset`` receives the assigned queue offsets. Returns the number of written
+    bytes.
+
+    Raises: IndexError if a message does not fit into ``out`` or is not inside its data, ValueError
     for arrays of another shape.
     """
     cdef int64_t room = out.shape[0], width = template.shape[1], done = 0, size
@@ -116,9 +118,11 @@ def encode(uint8_t[::1] out, int64_t physical, const int64_t[::1] lane,
 
 
 def holds(const uint8_t[::1] data, const uint8_t[::1] word):
-    """Whether the first three bytes of ``word`` stand anywhere in ``data``. ValueError: it has less.
+    """Return whether the first three bytes of ``word`` occur in ``data``.
 
-    A compiler makes steps of many bytes of this loop; every read ends before the data does.
+    A compiler vectorizes this loop; every read ends before the data does.
+
+    Raises: ValueError if ``word`` has fewer bytes.
     """
     cdef Py_ssize_t at, last = data.shape[0] - 2
     cdef const uint8_t *text

@@ -25,12 +25,16 @@ cdef extern from *:
 
 
 cdef inline uint64_t zeros(uint64_t word) noexcept nogil:
-    """The highest bits of bytes that are 0. Of those before one in memory none is missed."""
+    """Return a word in which the highest bit of each zero byte is set. The bit of a byte beside a
+    zero byte may be set, too.
+    """
     return (word - ONES) & ~word & (ONES << 7)
 
 
 cdef inline int64_t utf8_width(const uint8_t *text, int64_t count) noexcept nogil:
-    """Bytes of the character that begins ``count`` > 0 bytes with one beyond ASCII; 0: it is none."""
+    """Return the number of bytes of the character at the start of ``count`` > 0 bytes, whose first
+    byte is not ASCII; 0 if it is not a valid character.
+    """
     cdef uint8_t head = text[0]
     cdef int64_t at, width = 2 if head < 0xE0 else 3 if head < 0xF0 else 4
     if head < 0xC2 or head > 0xF4 or count < width:
@@ -45,9 +49,11 @@ cdef inline int64_t utf8_width(const uint8_t *text, int64_t count) noexcept nogi
 
 
 cdef int64_t quoted(const uint8_t *text, int64_t count, uint8_t *out) noexcept nogil:
-    """Writes ``count`` bytes of text as a JSON string: 6 bytes for each at most, and 2.
+    """Write ``count`` bytes of text as a JSON string, with at most 6 bytes for each byte, and 2
+    quotes.
 
-    The caller has tested that both are there. Gives how many were written, -1 if it is no UTF-8.
+    The caller has checked that the text and the space exist. Returns the number of written bytes;
+    -1 if the text is not UTF-8.
     """
     cdef uint8_t *to = out + 1
     cdef int64_t at = 0, plain, width
@@ -99,11 +105,12 @@ cdef int64_t quoted(const uint8_t *text, int64_t count, uint8_t *out) noexcept n
 
 cdef int64_t several(const uint8_t *text, int64_t count, bint pairs, uint8_t separator,
                      uint8_t assign, uint8_t *out) noexcept nogil:
-    """Writes the parts of a text as a JSON list, or with ``pairs`` as an object.
+    """Write the parts of a text as a JSON list, or with ``pairs`` as an object.
 
-    Empty parts are none, and pairs without a name or a value. Takes 6 bytes for each at most, and
-    2. The caller has tested that both are there. Gives how many were written, -1 where it is no
-    UTF-8, or has a name twice or too many of them.
+    Empty parts, and pairs without a name or a value, are omitted. At most 6 bytes for each byte,
+    and 2 more, are written. The caller has checked that the text and the space exist. Returns the
+    number of written bytes; -1 if the text is not UTF-8, or contains a name twice or too many
+    names.
     """
     cdef const uint8_t *name_at[MOST_NAMES]
     cdef int64_t name_size[MOST_NAMES]
@@ -156,12 +163,14 @@ cdef int64_t several(const uint8_t *text, int64_t count, bint pairs, uint8_t sep
 def json_texts(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
                int shape, uint8_t separator, uint8_t assign, uint8_t[::1] out, int64_t at,
                int64_t[:, ::1] places):
-    """The texts data[start:start + length] as JSON of a shape (of `MAKES`), to out[at:].
+    """Write the texts data[start:start + length] as JSON of a shape (of `MAKES`) to out[at:].
 
-    A list has the parts between separators, an object names and values, ``assign`` between them
-    (`several`). ``places`` (int64 [2, n]) takes start and length of each in ``out``; the length is
-    -2 where others must make it. Gives where the last one ends. IndexError where a text is not
-    inside of data, or there are not 6 bytes of room for each of its bytes, and 2.
+    A list has the parts between separators; an object has names and values, with ``assign`` between
+    them (`several`). ``places`` (int64 [2, n]) receives start and length of each JSON text in
+    ``out``; the length is -2 if the caller must convert the text. Returns the end of the last text.
+
+    Raises: IndexError if a text is not inside data, or if ``out`` has less space than 6 bytes for
+    each byte, and 2 more.
     """
     cdef int64_t size = data.shape[0], room = out.shape[0], count, written
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -184,13 +193,15 @@ def json_texts(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[
 
 def weave(const uint8_t[::1] texts, const int64_t[:, :, ::1] cells, const uint8_t[::1] between,
           const int64_t[::1] ends, uint8_t[::1] out):
-    """Writes row by row what stands between cells, and the cells.
+    """Write, row by row, the texts between cells and the cells.
 
-    ``cells`` (int64 [columns, 2, rows]) has start and length of each in ``texts``, or with the
-    length -1 a number, to be written in digits. What stands before cell n of a row ends at
-    ``ends[n]`` of ``between``, and begins where the one before ends; one more stands behind the
-    last. Gives how many bytes. IndexError where a text is not inside of the data, or ``out`` has no
-    room for it (20 bytes for each number).
+    ``cells`` (int64 [columns, 2, rows]) has start and length of each cell in ``texts``, or with the
+    length -1 a number, which is written in digits. The text before cell n of a row ends at
+    ``ends[n]`` of ``between``, and begins at the end of the previous one; one more text follows the
+    last cell. Returns the number of written bytes.
+
+    Raises: IndexError if a text is not inside the data, or if ``out`` has no space for it (20 bytes
+    for each number).
     """
     cdef int64_t size = texts.shape[0], room = out.shape[0], at = 0, begin, count
     cdef const uint8_t *first = &texts[0] if size else NULL

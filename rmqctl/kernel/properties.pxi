@@ -8,12 +8,14 @@ cdef enum:
 
 def cut(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
         uint8_t separator, bint ended, bint keep_empty, int64_t[:, ::1] parts):
-    """The parts between separators of the texts data[start:start + length].
+    """Find the parts between separators of the texts data[start:start + length].
 
-    ``ended``: a separator ends a part, so that nothing behind the last one is none; else it stands
-    between two. Empty parts are left out unless kept. ``parts`` (int64 [3, n]) takes the number of
-    the text, the start and the length of each. Gives how many there are, which may be more than
-    it has room for. IndexError where a text is not inside of data.
+    With ``ended``, each part ends with a separator, so nothing follows the last one; else
+    separators are between parts. Empty parts are omitted unless ``keep_empty``. ``parts`` (int64
+    [3, n]) receives the number of the text, and start and length of each part. Returns the number
+    of parts, which may be more than ``parts`` has space for.
+
+    Raises: IndexError if a text is not inside data.
     """
     cdef int64_t size = data.shape[0], room = parts.shape[1]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -47,11 +49,12 @@ def cut(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] le
 def find(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          uint8_t separator, const uint8_t[::1] keys, const int64_t[::1] ends,
          int64_t[:, :, ::1] values, int64_t[::1] counts):
-    """The values of the parts that begin with a key, text by text; a separator ends a part.
+    """Find the values of the parts that begin with a key, text by text; a separator ends a part.
 
-    Key n ends at ``ends[n]`` of ``keys`` and begins where the one before ends; none is empty. An
-    empty value is none, and the last of several in a text counts. ``values`` (int64 [keys, 3,
-    texts]) takes text, start and length of each, ``counts`` how many there are of each key.
+    Key n ends at ``ends[n]`` of ``keys`` and begins at the end of the previous key; no key is
+    empty. Empty values are ignored, and the last of several values in a text counts. ``values``
+    (int64 [keys, 3, texts]) receives text, start and length of each value, ``counts`` the number of
+    values of each key.
     """
     cdef int64_t size = data.shape[0], at, stop, end, count, begin, width
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -91,8 +94,8 @@ def find(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
 
 
 cdef int64_t character(const uint8_t *first, int64_t left) noexcept nogil:
-    """The length of the character of UTF-8 of several bytes that begins here, of ``left`` bytes at
-    most; 0 where there is none.
+    """Return the length of the multi-byte UTF-8 character at a pointer to ``left`` bytes; 0 if it
+    is not valid.
     """
     cdef uint8_t lead = first[0]
     cdef int64_t length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
@@ -110,7 +113,7 @@ cdef int64_t character(const uint8_t *first, int64_t left) noexcept nogil:
 
 
 cdef bint is_text(const uint8_t *first, int64_t size) noexcept nogil:
-    """Whether ``size`` bytes are UTF-8 without a NUL."""
+    """Return whether ``size`` bytes are UTF-8 without a NUL."""
     cdef int64_t at = 0, length
     cdef uint8_t odd = 0
     for at in range(size):
@@ -133,8 +136,8 @@ cdef bint is_text(const uint8_t *first, int64_t size) noexcept nogil:
 
 def unsound(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
             uint8_t[::1] out):
-    """Which properties strings data[start:start + length] are none: not UTF-8, with a NUL, or with
-    a part between separators that is not empty and has no name before a mark, or no mark.
+    """Determine which properties strings data[start:start + length] are invalid: not UTF-8, with a
+    NUL, or with a nonempty part that has no mark, or no name before the mark.
     """
     cdef int64_t size = data.shape[0], at, stop, end
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -157,10 +160,11 @@ def unsound(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1
 
 def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          uint8_t[::1] out, int64_t at, int64_t[::1] places):
-    """Copies the texts data[start:start + length] to out[at:], one zero behind each.
+    """Copy the texts data[start:start + length] to out[at:], with a zero after each text.
 
-    ``places`` takes where they begin there. Gives where the last zero ends. IndexError where a text
-    is not inside of data, or there is no room.
+    ``places`` receives the position of each copy. Returns the position after the last zero.
+
+    Raises: IndexError if a text is not inside data, or if there is not enough space.
     """
     cdef int64_t size = data.shape[0], room = out.shape[0], count
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -181,8 +185,10 @@ def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
 
 def join(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          uint8_t[::1] out):
-    """Copies the parts data[start:start + length] into ``out``, one behind the other; how many
-    bytes. IndexError where a part is not inside, or there is no room.
+    """Copy the parts data[start:start + length] to ``out``, back to back; return the number of
+    bytes.
+
+    Raises: IndexError if a part is not inside data, or if there is not enough space.
     """
     cdef int64_t size = data.shape[0], room = out.shape[0], at = 0
     cdef Py_ssize_t row
@@ -197,7 +203,7 @@ def join(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
 
 
 cdef inline uint64_t mixed(const uint8_t *text, int64_t count) noexcept nogil:
-    """A number for ``count`` bytes that the caller has tested to be there."""
+    """Return a hash of ``count`` bytes. The caller has checked that the bytes exist."""
     cdef uint64_t value = <uint64_t>count * 0x9E3779B97F4A7C15u, word
     while count >= 8:
         memcpy(&word, text, 8)
@@ -214,10 +220,13 @@ cdef inline uint64_t mixed(const uint8_t *text, int64_t count) noexcept nogil:
 
 cdef inline int64_t cell_of(const uint8_t *text, int64_t count, const uint8_t[::1] known,
                             const int64_t[:, ::1] place, const int32_t[::1] cells) except -1 nogil:
-    """The cell with the number of ``count`` bytes that are there, or the empty one for it.
+    """Return the cell with the number of a text of ``count`` bytes, or the empty cell for this
+    text.
 
-    ``place`` has starts and lengths of the texts of a table in ``known``. IndexError where there
-    is no such cell, or a text of the table is not inside.
+    The caller has checked that the bytes exist. ``place`` has the starts and lengths, in ``known``,
+    of the texts in a table.
+
+    Raises: IndexError if no such cell exists, or if a text of the table is not inside ``known``.
     """
     cdef int64_t mask = cells.shape[0] - 1, cell = <int64_t>(mixed(text, count) & <uint64_t>mask)
     cdef int64_t tries
@@ -237,11 +246,14 @@ cdef inline int64_t cell_of(const uint8_t *text, int64_t count, const uint8_t[::
 def enter(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
           Py_ssize_t row, uint8_t[::1] known, int64_t[:, ::1] place, int32_t[::1] cells,
           int64_t[::1] used, int64_t[::1] out):
-    """The numbers of the texts data[start:start + length], from one on, in a table into which new
-    ones are put. ``used``: texts in it, and bytes of ``known`` that they take.
+    """Write the numbers of the texts data[start:start + length], from text ``row`` on; new texts
+    are added to the table. ``used``: number of texts in the table, and of bytes of ``known`` in
+    use.
 
-    Cells are a power of two, -1 the empty ones; half of them are used at most. Gives the text for
-    which there was no room, else how many texts there are. IndexError where one is not inside.
+    The number of cells is a power of two; empty cells are -1, and at most half of the cells are
+    used. Returns the row of the first text without space, else the number of texts.
+
+    Raises: IndexError if a text is not inside data.
     """
     cdef int64_t size = data.shape[0], count, cell
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -272,8 +284,10 @@ def enter(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] 
 def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
            const uint8_t[::1] known, const int64_t[:, ::1] place, const int32_t[::1] cells,
            int64_t missing, int64_t[::1] out):
-    """The numbers of the texts data[start:start + length] in a table that `enter` has filled;
-    ``missing`` for any other text. IndexError where one is not inside of data.
+    """Write the numbers of the texts data[start:start + length] in a table filled by `enter`;
+    ``missing`` for any other text.
+
+    Raises: IndexError if a text is not inside data.
     """
     cdef int64_t size = data.shape[0], cell
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -290,13 +304,14 @@ def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
 def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t uniques,
                const int64_t[:, ::1] keys, Py_ssize_t keyed, const int64_t[::1] topic,
                const int64_t[::1] sharp, int64_t[:, ::1] out):
-    """The index keys of messages in index order: the unique key, then each of the keys.
+    """Find the index keys of messages in index order: the unique key, then each of the keys.
 
-    ``unique`` and ``keys`` (int64 [3, n], as `find` has them): the values of the two properties and
-    how many of each count; the latter with a space between any two. ``topic``: the number of each message's topic;
-    ``sharp``: by that number the hash of ``topic#``. ``out`` (int64 [3, n]) takes message, hash of
-    its entry and length in bytes of each. Gives how many there are, which may be more than it has
-    room for, or -1 if some are not ASCII: their hashes are for others to make.
+    ``unique`` and ``keys`` (int64 [3, n], as from `find`) are the values of the two properties,
+    each with the number of values; the keys of a message are separated by spaces. ``topic``: the
+    number of each message's topic; ``sharp``: the hash of ``topic#`` for each topic number. ``out``
+    (int64 [3, n]) receives message, hash of its entry and length in bytes of each key. Returns the
+    number of keys, which may be more than ``out`` has space for; -1 if some keys are not ASCII: the
+    caller must compute their hashes.
     """
     cdef int64_t size = data.shape[0], room = out.shape[1], at, stop, begin, end, message, value
     cdef const uint8_t *first = &data[0] if size else NULL

@@ -6,10 +6,13 @@ cdef extern from "unistd.h" nogil:
 
 def read_parts(int fd, uint8_t[::1] out, const int64_t[::1] start, const int64_t[::1] end,
                const int64_t[::1] position, int64_t limit):
-    """Fills out[start:end] from a file's ``position`` for each, up to its position ``limit``.
+    """Fill out[start:end] from ``position`` of a file for each part, up to position ``limit`` of
+    the file.
 
-    What lies behind that, or behind the end of the file, reads as zeros. IndexError where a part
-    does not lie in out; OSError with the system's number; ValueError for a negative position.
+    Bytes after ``limit``, or after the end of the file, read as zeros.
+
+    Raises: IndexError if a part is not inside ``out``, OSError with the system's error number,
+    ValueError for a negative position.
     """
     cdef int64_t size = out.shape[0], at, count, wanted, got
     cdef uint8_t *first = &out[0] if size else NULL
@@ -84,19 +87,20 @@ cdef struct Wanted:
     int64_t end
 
 cdef int guarded_now = 0
-"""Threads that read from a mapping."""
+"""Number of threads that read from a mapping."""
 
 
 def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int64_t[::1] place,
                  const int64_t[::1] size, int64_t base, int64_t end):
-    """Reads the records that lie at these physical offsets, with these sizes, of a file ``fd`` or
-    from a mapping of it, where that is not empty.
+    """Read the records of these sizes at these physical offsets from a file ``fd``, or from
+    ``mapped`` if that is not empty.
 
-    They go to ``out`` one behind the other. The file holds the log from ``base`` up to ``end``.
-    Gives whether each is whole: provably a record of just that size at its place, whose body
-    matches its CRC (an empty body has the CRC 0), and out is full; it has no meaning otherwise.
-    No where something cannot be read, since the file became shorter or the disk is faulty: SIGBUS
-    is caught meanwhile. What is said holds for the bytes in out, whatever becomes of the file.
+    They are written to ``out`` back to back. The file contains the log from ``base`` up to ``end``.
+    Returns whether each record is complete (provably a record of this size at this offset, with a
+    body that matches its CRC; an empty body has the CRC 0), and ``out`` is full. If not, ``out``
+    has no meaning. Also returns False if something cannot be read, because the file became shorter
+    or the disk is faulty; SIGBUS is caught meanwhile. The result applies to the bytes in ``out``,
+    whatever happens to the file.
     """
     global guarded_now
     cdef Wanted wanted
@@ -123,7 +127,7 @@ def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int6
 
 
 cdef int records_in(void *of) noexcept nogil:
-    """The same: 1 or 0."""
+    """Return the result of `read_records` as 1 or 0."""
     cdef Wanted *to = <Wanted *>of
     cdef int64_t at = 0, length, place
     cdef Py_ssize_t row

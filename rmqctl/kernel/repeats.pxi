@@ -12,11 +12,11 @@ cdef enum:
 cdef const uint8_t *without_numbers(const uint8_t *at, const uint8_t *end, const uint8_t *names,
                                     int64_t names_size, uint8_t *out, int64_t *numbers,
                                     uint32_t *seen) noexcept nogil:
-    """Copies a header to ``out``, but not the digits of the numbers that have names.
+    """Copy a header to ``out`` without the digits of the named numbers.
 
-    ``names`` end with a zero byte each; the first is one of the header itself, with a number of 32
-    bits, the others are those of its fields. Gives where the copy ends; NULL where a name is there
-    twice, or with something else, or the header is not that plain.
+    Each of the ``names`` ends with a zero byte; the first is a name in the header itself, with a
+    number of 32 bits, the others are names of its fields. Returns the end of the copy; NULL if a
+    name occurs twice or with another value than a number, or if the header is not in plain form.
     """
     cdef const uint8_t *stop
     cdef const uint8_t *name
@@ -73,12 +73,12 @@ cdef const uint8_t *without_numbers(const uint8_t *at, const uint8_t *end, const
 
 def repeats(data, Py_ssize_t at, int64_t limit, int head_size, int counted,
             const uint8_t[::1] names, Py_ssize_t most):
-    """The headers of the whole frames from data[at] on that have no body, ``most`` of them.
+    """Return the headers of at most ``most`` complete frames without a body, from data[at] on.
 
-    Each is (end of the frame, header without the digits of its numbers, numbers): the numbers in
-    the order of their ``names``, which end with a zero byte each, None where one is not there. The
-    first name is one of the header itself, the others are those of its fields. ``limit``,
-    ``head_size`` and ``counted`` as `sends` has them.
+    Each item is (end of the frame, header without the digits of its numbers, numbers): the numbers
+    are in the order of their ``names``, each of which ends with a zero byte; a missing number is
+    None. The first name is a name in the header itself, the others are names of its fields. For
+    ``limit``, ``head_size`` and ``counted`` see `sends`.
     """
     cdef Py_buffer view
     cdef Py_ssize_t place
@@ -99,7 +99,7 @@ def repeats(data, Py_ssize_t at, int64_t limit, int head_size, int counted,
 cdef list repeats_in(const uint8_t *base, Py_ssize_t size, Py_ssize_t at, int64_t limit,
                      int head_size, int counted, const uint8_t *names, int64_t names_size,
                      int count, Py_ssize_t most):
-    """The same in ``size`` bytes."""
+    """Return the same for ``size`` bytes at a pointer."""
     # The quotes of a number that is cut off are copied before what follows is looked at.
     cdef uint8_t scratch[MOST_REPEATED + 4]
     cdef int64_t numbers[MOST_NAMES_REPEATED]

@@ -15,13 +15,17 @@ cdef enum:
 
 
 cdef inline bint named(const uint8_t *part, int64_t count, const uint8_t[::1] name) noexcept nogil:
-    """Whether a part of ``count`` bytes begins with a name (not empty) and goes on behind it."""
+    """Return whether a part of ``count`` bytes begins with a (nonempty) name and is longer than the
+    name.
+    """
     return (count > name.shape[0] and part[0] == (&name[0])[0]
             and not memcmp(part, &name[0], <size_t>name.shape[0]))
 
 
 cdef inline int64_t odd_text(int64_t at, int64_t count) noexcept nogil:
-    """Stands for the hash of a text that is not ASCII: its place, with a bit that no hash has."""
+    """Return a mark in place of the hash of a text that is not ASCII: its position and length, with
+    a bit that no hash has.
+    """
     return (<int64_t>1 << 62) | at << 16 | count
 
 
@@ -30,15 +34,16 @@ def leads(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] 
           const uint8_t[::1] keys_name, const uint8_t[::1] other_name, uint8_t separator,
           const int64_t[::1] topic, const int64_t[::1] sharp, bint keyed, int64_t[::1] tags,
           int64_t[:, ::1] keys):
-    """What the properties strings data[start:start + length] lead to, in one pass over each.
+    """Compute tags hashes and index keys from the properties strings data[start:start + length], in
+    one pass over each string.
 
-    Names end with what stands before a value. ``tags`` takes the hash of each message's tags, 0
-    without any. With ``keyed``, ``keys`` (int64 [2, n]) takes message and hash of each index entry
-    in index order: of the unique key, and of each of the keys between spaces; ``topic`` is the
-    number of each message's topic, ``sharp`` by that number the hash of ``topic#``. A text that is
-    not ASCII has 1 << 62 | start << 16 | length in the place of its hash. Gives (how many keys
-    there are, which may be more than there is room for, how many texts are not ASCII, whether a
-    part begins with ``other_name``).
+    Each name includes the separator before the value. ``tags`` receives the hash of each message's
+    tags, 0 without tags. With ``keyed``, ``keys`` (int64 [2, n]) receives message and hash of each
+    index entry in index order: for the unique key, then for each of the keys between spaces;
+    ``topic`` is the number of each message's topic, ``sharp`` the hash of ``topic#`` for each topic
+    number. A text that is not ASCII has 1 << 62 | start << 16 | length instead of its hash. Returns
+    (number of keys, which may be more than there is space for; number of texts that are not ASCII;
+    whether a part begins with ``other_name``).
     """
     cdef int64_t size = data.shape[0], room = keys.shape[1], at, stop, end, count = 0, odd = 0
     cdef int64_t tags_at, tags_count, unique_at, unique_count, keys_at, keys_count
@@ -125,12 +130,13 @@ def arrange_rows(const int64_t[::1] queue, const int64_t[::1] offset,
                  const int64_t[::1] physical, const int64_t[::1] length,
                  const int64_t[::1] tags, int64_t[:, ::1] place, uint8_t[::1] units,
                  int64_t[:, ::1] columns, uint8_t[::1] breaks):
-    """Consumequeue units by queue, and in each queue in the order they are given.
+    """Write consume queue units by queue, and within each queue in the given order.
 
-    ``queue``: the number of each row's queue; ``place`` (int64 [2, queues]) comes as zeros.
-    ``units`` takes the bytes (spec: consumequeue.md §3), ``columns`` (int64 [3, n]) for each unit
-    the number of its row, its queue offset and the end of its record. ``breaks`` takes 1 where a
-    run begins: rows of one queue that follow each other in the queue and in the log; else 0.
+    ``queue``: the number of each row's queue; ``place`` (int64 [2, queues]) must contain zeros.
+    ``units`` receives the bytes (spec: consumequeue.md §3), ``columns`` (int64 [3, n]) for each
+    unit the number of its row, its queue offset and the end of its record. ``breaks`` receives 1
+    for the first row of a run, else 0: a run consists of rows of one queue that are consecutive in
+    the queue and in the log.
     """
     cdef Py_ssize_t row, to, number, count = queue.shape[0]
     cdef uint8_t *first_unit = &units[0] if units.shape[0] else NULL
@@ -168,14 +174,15 @@ def link_entries(const int64_t[::1] key_hash, const int64_t[::1] key_row,
                  const int64_t[::1] physical, const int64_t[::1] store_time, int64_t count,
                  int64_t begin, int32_t[::1] table, uint8_t[::1] dirty, int page_bits,
                  uint8_t[::1] entries):
-    """Index entries in put order, each linked to the one before in its slot (index.md §6).
+    """Write index entries in put order, each linked to the previous entry of its slot (index.md
+    §6).
 
-    ``key_row``: the message of each key, whose ``physical`` offset and ``store_time`` (ms) its
-    entry has. ``count`` is the header's before the first of them, ``begin`` its begin timestamp:
-    the first entry of a file counts from the end of the file before, and the others from the
-    first. ``table`` are the slots as they lie in the file, ``dirty`` takes 1 for each part of
-    1 << page_bits bytes of the file with a slot that changed. ``entries`` takes the bytes. Gives
-    how many slots were empty.
+    ``key_row``: the message of each key; its entry contains the message's ``physical`` offset and
+    ``store_time`` (ms). ``count`` is the header's count before the first of the entries, ``begin``
+    its begin timestamp: the first entry of a file counts from the end of the previous file, and the
+    others from the first entry. ``table`` has the slots as in the file; ``dirty`` receives 1 for
+    each part of 1 << page_bits bytes of the file with a changed slot. ``entries`` receives the
+    bytes. Returns the number of slots that were empty.
     """
     cdef Py_ssize_t row, message, slot
     cdef uint32_t slots = <uint32_t>table.shape[0]
@@ -229,16 +236,17 @@ cdef enum:
 
 
 cdef inline int32_t slot_of(const uint8_t *item, int32_t slots) noexcept nogil:
-    """The slot of an item, by its hash."""
+    """Return the slot of an item, from its hash."""
     cdef int32_t slot = read_i32(item + ITEM_KEY_HASH_AT) % slots
     return slot + slots if slot < 0 else slot
 
 
 def count_items(const uint8_t[::1] items, int64_t number, int32_t[:, ::1] cells):
-    """Counts items of an open file from one with this number on. A slot's cell has the newest of
-    its items (0: none) and how many there are.
+    """Count items of an open file, the first of which has this number. A slot's cell contains the
+    newest of its items (0: none) and the number of its items.
 
-    Gives whether each item leads to the one before it in its slot, or to none where there is none.
+    Returns whether each item points to the previous item of its slot, or to none if it is the
+    first.
     """
     cdef Py_ssize_t block, first, row, count = items.shape[0] // ITEM_SIZE
     cdef int32_t slot[TOGETHER]
@@ -264,9 +272,9 @@ def count_items(const uint8_t[::1] items, int64_t number, int32_t[:, ::1] cells)
 
 def place_items(const uint8_t[::1] items, int32_t[::1] ends, int64_t low, int64_t high,
                 int64_t begin, uint8_t[::1] out):
-    """Puts those items of an open file whose slots lie in ``[low, high)``, without their links,
-    where they belong: each before the end of its slot, which moves there. ``out`` begins with the
-    place ``begin``; what lies elsewhere is left out.
+    """Write the items of an open file whose slots are in ``[low, high)``, without their links, to
+    their positions: each before the end of its slot, which is moved accordingly. ``out`` begins at
+    position ``begin``; items at other positions are omitted.
     """
     cdef Py_ssize_t block, first, row, some, count = items.shape[0] // ITEM_SIZE
     cdef Py_ssize_t chosen[TOGETHER]

@@ -32,7 +32,9 @@ cdef struct Sent:
 
 
 cdef inline const uint8_t *text_end(const uint8_t *at, const uint8_t *end) noexcept nogil:
-    """The quote that ends a text of printable ASCII without escapes; NULL where it is another."""
+    """Return the quote that ends a text of printable ASCII without escapes; NULL for any other
+    text.
+    """
     while at < end:
         if at[0] == QUOTE:
             return at
@@ -44,7 +46,9 @@ cdef inline const uint8_t *text_end(const uint8_t *at, const uint8_t *end) noexc
 
 cdef const uint8_t *number_end(const uint8_t *at, const uint8_t *end, bint long, int64_t *number
                                ) noexcept nogil:
-    """What stands behind a number of 32 bits, or of 18 digits; NULL where there is none."""
+    """Return the position after a number of 32 bits, or of 18 digits; NULL if there is no such
+    number.
+    """
     cdef bint negative = at < end and at[0] == 45
     cdef const uint8_t *first
     cdef int64_t value = 0
@@ -63,8 +67,9 @@ cdef const uint8_t *number_end(const uint8_t *at, const uint8_t *end, bint long,
 
 cdef const uint8_t *unescaped(const uint8_t *at, const uint8_t *end, uint8_t *out, int64_t *count
                               ) noexcept nogil:
-    """The quote that ends a text, whose bytes go to ``out`` (at most MOST_SENT_PROPERTIES); NULL
-    where it has escapes beyond ASCII, or more bytes. Whether it is UTF-8 is not looked at.
+    """Return the quote that ends a text, and write its bytes to ``out`` (at most
+    MOST_SENT_PROPERTIES); NULL if the text has escapes beyond ASCII, or more bytes. UTF-8 is not
+    checked.
     """
     cdef int64_t to = 0, digit
     cdef uint8_t char, value
@@ -104,8 +109,8 @@ cdef const uint8_t *unescaped(const uint8_t *at, const uint8_t *end, uint8_t *ou
 
 cdef const uint8_t *fields_end(const uint8_t *at, const uint8_t *end, const uint8_t *takes,
                                uint32_t wanted, uint8_t *scratch, Sent *sent) noexcept nogil:
-    """What stands behind an object of fields that begins at ``at``, which go to ``sent``; NULL
-    where it is not that plain, or one of the ``wanted`` (bits by letter) is not there.
+    """Return the position after an object of fields at ``at``, and write the fields to ``sent``;
+    NULL if the object is not in plain form, or lacks one of the ``wanted`` fields (bits by letter).
     """
     cdef const uint8_t *name
     cdef const uint8_t *value
@@ -163,7 +168,7 @@ cdef const uint8_t *fields_end(const uint8_t *at, const uint8_t *end, const uint
 
 cdef bint is_send(const uint8_t *at, const uint8_t *end, const uint8_t *takes, uint32_t wanted,
                   uint8_t *scratch, Sent *sent) noexcept nogil:
-    """Whether these bytes are the header of a request with fields of this kind."""
+    """Return whether these bytes are the header of a request with fields of this kind."""
     cdef const uint8_t *name
     cdef const uint8_t *stop
     cdef uint32_t seen = 0
@@ -218,15 +223,16 @@ cdef bint is_send(const uint8_t *at, const uint8_t *end, const uint8_t *takes, u
 
 def sends(data, Py_ssize_t at, int64_t limit, int head_size, int counted, int code,
           const uint8_t[::1] takes, uint32_t wanted, Py_ssize_t most):
-    """The messages of the whole frames from data[at] on that are plain sends, ``most`` of them.
+    """Return the messages of at most ``most`` complete frames from data[at] on that are plain
+    sends.
 
-    ``limit`` is the most that a frame's length may say. A frame has ``head_size`` bytes before its
-    header: its length, which does not count its own ``counted`` bytes, and the header's, with its
-    kind in the highest eight bits. ``takes`` (26 bytes) says for each letter that names a field
-    what it is (of `TAKES`; others are texts), ``wanted`` (bits) which must be there.
+    ``limit`` is the maximum length that a frame may state. A frame has ``head_size`` bytes before
+    its header: its length, which does not include its own ``counted`` bytes, and the header's
+    length, with its kind in the highest eight bits. ``takes`` (26 bytes) has the meaning of each
+    letter that names a field (of `TAKES`; others are texts), ``wanted`` (bits) the required ones.
 
-    Each is (end of the frame, opaque, flag, topic, queue id, flag of the message, system flags,
-    born time, times of consumption, properties, body).
+    Each item is (end of the frame, opaque, flag, topic, queue id, flag of the message, system
+    flags, born time, times of consumption, properties, body).
     """
     cdef Py_buffer view
     if takes.shape[0] != 26 or counted != 4 or head_size != 8 or at < 0:
@@ -242,7 +248,7 @@ def sends(data, Py_ssize_t at, int64_t limit, int head_size, int counted, int co
 cdef list sends_in(const uint8_t *base, Py_ssize_t size, Py_ssize_t at, int64_t limit,
                    int head_size, int counted, int code, const uint8_t *takes, uint32_t wanted,
                    Py_ssize_t most):
-    """The same in ``size`` bytes."""
+    """Return the same for ``size`` bytes at a pointer."""
     cdef uint8_t scratch[MOST_SENT_PROPERTIES]
     cdef Sent sent
     cdef const uint8_t *header

@@ -48,12 +48,14 @@ cdef struct Name:
 
 
 cdef inline bint has_name(const uint8_t *part, int64_t count, const Name *name) noexcept nogil:
-    """Whether a part of ``count`` bytes begins with a name and goes on behind it."""
+    """Return whether a part of ``count`` bytes begins with a name and is longer than the name."""
     return count > name.size and not memcmp(part, name.text, <size_t>name.size)
 
 
 cdef uint32_t hashed_text(uint32_t value, const uint8_t *text, int64_t count) noexcept nogil:
-    """`hashed_on` for UTF-8, which the caller has tested: by the units of UTF-16."""
+    """Return the same as `hashed_on` for UTF-8, which the caller has checked: the hash is computed
+    over UTF-16 units.
+    """
     cdef int64_t at = 0
     cdef uint32_t code
     cdef int more
@@ -76,14 +78,16 @@ cdef uint32_t hashed_text(uint32_t value, const uint8_t *text, int64_t count) no
 
 
 cdef inline int64_t absolute(uint32_t hashed) noexcept nogil:
-    """What an index entry holds: Java's abs of the least number is negative, and counts as 0."""
+    """Return the hash in an index entry: Java's abs of the least number is negative, and counts as
+    0.
+    """
     cdef int64_t value = <int32_t>hashed
     return value if value >= 0 else 0 if value == INT32_MIN else -value
 
 
 cdef void put_head(const uint8_t *record, int64_t place, int64_t *out) noexcept nogil:
-    """The numbers of a record's head that `rmqctl.scan.headers` looks at; the caller has tested
-    that it is one.
+    """Write the numbers of a record's header that `rmqctl.scan.headers` needs; the caller has
+    checked that these bytes are a record.
     """
     cdef int32_t flag = read_i32(record + SYS_FLAG_AT)
     cdef const uint8_t *at = record + BORN_HOST_AT + ADDRESS_SIZE
@@ -124,7 +128,7 @@ cdef struct Message:
 
 
 cdef int take_names(const uint8_t[::1] names, const int64_t[::1] ends, Name *name) except -1:
-    """The names of properties, which lie one behind the other."""
+    """Read the names of properties, which are back to back in ``names``."""
     cdef int64_t place = 0
     cdef int number
     if ends.shape[0] != NAMES:
@@ -141,11 +145,11 @@ cdef int take_names(const uint8_t[::1] names, const int64_t[::1] ends, Name *nam
 
 cdef inline bint look(const uint8_t *first, int64_t size, int64_t at, int64_t base,
                       const Name *name, Message *seen) noexcept nogil:
-    """Whether there is a record whose properties are plain ones: sound by an appended CRC or by
-    what they look like, no further queues among them, and no mark of a repair before them.
+    """Return whether a record with plain properties is at ``at``: proven by an appended CRC or
+    sound by their form, without further queues, and without a mark of a repair at the start.
 
-    ``seen`` takes its places (the last value of each name counts), and whether its body matches
-    its CRC: if not, none is appended.
+    ``seen`` receives the positions in the record (the last value of each name counts), and whether
+    the body matches its CRC; if not, the record has no appended CRC.
     """
     cdef const uint8_t *record = first + at
     cdef const uint8_t *part
@@ -212,14 +216,16 @@ cdef inline bint look(const uint8_t *first, int64_t size, int64_t at, int64_t ba
 cdef inline int32_t topic_of(const uint8_t *text, int64_t count, const uint8_t[::1] known,
                              const int64_t[:, ::1] places, const int32_t[::1] cells
                              ) except -2 nogil:
-    """The number of a topic in a `TextTable`, -1 for a new one."""
+    """Return the number of a topic in a `TextTable`, -1 for a new topic."""
     cdef int64_t cell = cell_of(text, count, known, places, cells)
     return cells[cell]
 
 
 cdef inline bint hash_of(uint32_t base, const uint8_t *text, int64_t count, bint sealed,
                          uint32_t *out) noexcept nogil:
-    """The hash of a property's text behind one of hash ``base``; False where it may be no UTF-8."""
+    """Write the hash of a text with hash ``base`` followed by a property's text; return False if
+    the text may not be UTF-8.
+    """
     cdef uint8_t bits = 0
     out[0] = hashed_on(base, text, count, &bits)
     if bits & 0x80:
@@ -231,8 +237,8 @@ cdef inline bint hash_of(uint32_t base, const uint8_t *text, int64_t count, bint
 
 cdef inline bint code_of(const Message *seen, bint scheduled, int64_t when,
                          const int64_t[::1] delays, int64_t *out) noexcept nogil:
-    """The tags code of a message: the hash of its tags, or when a scheduled one is due. False where
-    others have to tell.
+    """Write the tags code of a message: the hash of its tags, or the deliver time of a delayed
+    message. Return False if the caller must compute it.
     """
     cdef uint32_t hashed = 0
     cdef int64_t level = 0
@@ -262,21 +268,22 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
           const uint8_t[::1] units, const int64_t[::1] unit_times,
           const uint8_t[::1] entries, const int64_t[::1] starts, const int64_t[::1] begins,
           const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad):
-    """Passes over records from the state's ``at`` on that are sound by themselves, whose
-    consume queue entries and index entries are there and say the same. They start before ``end``.
+    """Skip records from the state's ``at`` on that are sound and whose consume queue entries and
+    index entries exist and agree with them. The records start before ``end``.
 
-    By their physical offset: ``base`` is that of data[0], and all other places are positions in
-    data. ``what`` they are held against are bits. ``state`` (named by `SOUND_STATE`) is counted on.
-    ``names`` are those of properties, one behind the other. ``known`` and what follows are the
-    tables of a `TextTable`, whose numbers are those of ``topics`` (hash of ``topic#``, first of its
-    ``cells`` and how many, kind); cells have the number of a queue by its id, or -1. ``queues``:
-    queue offset of the first unit at hand, how many, where they are in ``units``; and the run
-    before its last message, which goes to ``intervals`` where another one begins. ``entries`` are
-    those of the index from the state's ``window`` on, of which file n has those from
-    ``starts[n]`` on, and counts from ``begins[n]`` (ms). ``delays`` are milliseconds by level.
-    ``heads`` takes the first two and the last two of a run. A record in which only the body does
-    not match its CRC goes to ``bad`` (offset, size, topic, queue id, queue offset, length of the
-    body, flag) and is not counted otherwise. Gives why it ended.
+    ``base`` is the physical offset of data[0]; all other places are positions in data. ``what`` has
+    a bit for each structure with which the records are compared. ``state`` (named by `SOUND_STATE`)
+    is updated. ``names`` are the names of properties, back to back. ``known`` and the next
+    arguments are the tables of a `TextTable`, whose numbers are those of ``topics`` (hash of
+    ``topic#``, first of its ``cells``, number of cells, kind); a cell has the number of the queue
+    with its id, or -1. ``queues``: queue offset of the first available unit, number of units, their
+    position in ``units``, and the run before the queue's last message, which is moved to
+    ``intervals`` when another run begins. ``entries`` are the index entries from the state's
+    ``window`` on; file n has the entries from ``starts[n]`` on, with times relative to
+    ``begins[n]`` (ms). ``delays`` are milliseconds by level. ``heads`` receives the first two and
+    the last two records of a run. A record in which only the body does not match its CRC is added
+    to ``bad`` (offset, size, topic, queue id, queue offset, length of the body, flag) and is not
+    counted elsewhere. Returns the reason why the function stopped.
     """
     cdef int64_t size = data.shape[0], at = state[S_AT]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -542,11 +549,12 @@ def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t
          const int32_t[::1] known_cells, const int64_t[:, ::1] topics,
          const int64_t[::1] delays, int64_t[:, ::1] columns, uint8_t[::1] rowed,
          int64_t[:, ::1] keys):
-    """What records from the state's ``at`` on lead to, as far as they are intact and plain ones.
+    """Compute the entries of records from the state's ``at`` on, while these are intact and plain.
 
-    Arguments as those of `sound`. ``columns`` (named by `LEAD_COLUMN`, of int64) and ``rowed``
-    (whether it has a consume queue entry) take each message, ``keys`` (int64 [2, n]) message and
-    hash of each index entry, in index order, where these are wanted. Gives why it ended.
+    Arguments as in `sound`. ``columns`` (int64, named by `LEAD_COLUMN`) and ``rowed`` (whether it
+    has a consume queue entry) receive each message, ``keys`` (int64 [2, n]) message and hash of
+    each index entry, in index order, if these are wanted. Returns the reason why the function
+    stopped.
     """
     cdef int64_t size = data.shape[0], at = state[P_AT]
     cdef const uint8_t *first = &data[0] if size else NULL
