@@ -104,7 +104,8 @@ def test_nothing_is_written_over_or_through(name: str, there: str, tiny: tiny_st
         if there == "link":
             victim.write_bytes(before)
     done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
-        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words), stdin=case.stdin)
+        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words),
+        stdin=case.stdin)
     if there == "file" and (not case.replaces or done.code not in (0, 1)):
         assert path.read_bytes() == before
         done.expect(*range(1, 8))
@@ -125,7 +126,8 @@ def test_nothing_is_written_through_a_folder_of_others(
     (shared / "results").symlink_to(victim)
     path = shared / "results" / f"named{case.ending}"
     done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
-        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words), stdin=case.stdin)
+        "INDEX", str(path)).replace("TIER", str(tier_of(tmp_path))) for word in case.words),
+        stdin=case.stdin)
     done.expect(*range(1, 8))
     assert "results: is a symbolic link in a folder that other users can write to" in done.err
     assert os.listdir(victim) == []
