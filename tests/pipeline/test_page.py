@@ -62,7 +62,7 @@ def test_all_options_of_writing_are_there():
 def test_all_settings_of_a_session_are_there(tmp_path):
     from rmqctl.ext.spark import session
 
-    text = section("Settings that rmqctl makes")
+    text = section("Settings of rmqctl")
     for name, value in session._settings(str(tmp_path), "log", 2, {}).items():
         if name == "spark.driver.extraJavaOptions":
             shown = [one for one in value.split() if one.startswith("-XX")]
