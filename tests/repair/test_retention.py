@@ -246,7 +246,7 @@ def test_hours_after_one_that_is_none(when: str, root: Path, rmqctl: Runner,
     conf.write_text(f"deleteWhen={when}\n")
     for command in ("retention", "preflight"):
         notes = rmqctl(command, root, "--broker-conf", conf, "-o", "json").json()["notes"]
-        assert any("only in the hours before it (04)" in note for note in notes)
+        assert any("only in the hours listed before it (04)" in note for note in notes)
 
 
 def test_the_next_time_is_shown(root: Path, rmqctl: Runner) -> None:

@@ -14,6 +14,7 @@ LINES = {
     ("query", "offset"): [*QUEUE, "--offset", "1"],
     ("stats",): ["--by", "topic"],
     ("verify",): [],
+    ("export",): ["--out", "-", "--topic", "TP_pay_Event5", "--limit", "3"],
     ("expire",): ["--older-than", "1d", "--now", "1795233890000"],
 }
 
