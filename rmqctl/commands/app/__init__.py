@@ -1,3 +1,3 @@
-"""The frame of the program: lookup and import of commands, their options for typer, help, and the
-end of a run. Most runs bypass typer's slow parts, so that the program starts fast.
+"""Command-line infrastructure: finding and importing commands, declaring their options to typer,
+help, and the exit of the process. Most runs bypass typer's slow parts, so rmqctl starts fast.
 """

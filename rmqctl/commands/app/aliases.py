@@ -1,8 +1,8 @@
 """Hidden alternative names of commands: short names, and mqadmin's names with mqadmin's options.
 
-An alias is a command with some options spelled differently; it has no code of its own. An alias of
-a reading command runs it. Any other alias prints the command to type, completed with the given
-values. Names ignore case, as in mqadmin.
+An alias is another name for an rmqctl command, with some options spelled differently. An alias of a
+command that only reads a store runs the command. Any other alias prints the command line to type,
+completed with the given values. Names are case-insensitive, as in mqadmin.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import OtherCommandError, UsageError
 
 _ARGUMENT = ""
-"""Marks an option of mqadmin whose value becomes an argument."""
+"""Translation of an mqadmin option whose value becomes an argument of rmqctl's command."""
 _STORE = "STORE"
 
 Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
-"""Translation of an mqadmin option: rmqctl's option, followed by the value; `_ARGUMENT`; a function
-of the value; or, for a flag, a tuple. None, or () for a flag: the option has no effect.
+"""Translation of an mqadmin option: the name of rmqctl's option, which keeps the value;
+`_ARGUMENT`; a function that returns rmqctl's words for the value; or, for a flag, a tuple of
+rmqctl's words. None, or () for a flag: rmqctl ignores the option.
 """
 
 
 class Translated(NamedTuple):
-    """The words after an alias, as its command spells them; ``ignored``: options without effect."""
+    """The words typed after an alias, translated for rmqctl's command: options and untranslated
+    words (``kept``), ``arguments``, and the mqadmin options that have no effect (``ignored``).
+    """
 
     kept: list[str]
     arguments: list[str]
@@ -34,11 +37,11 @@ class Translated(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """An alias: ``name`` as mqadmin spells it, and its ``command``.
+    """An alias: its ``name`` as mqadmin spells it, and rmqctl's ``command`` for it.
 
-    ``first`` and ``last``: words before and after the typed ones. ``says``: the reason why the
-    command is printed, not run. ``needs``: a placeholder for each argument or option that the
-    command requires.
+    ``options``: the translation of each mqadmin option. ``first``, ``last``: words to insert before
+    and after the typed words. ``says``: why the command is only printed; None if the alias runs it.
+    ``needs``: the placeholder to print for each required argument or option that was not typed.
     """
 
     name: str
@@ -50,9 +53,11 @@ class Alias(NamedTuple):
     needs: Mapping[str, str] = {}
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
-        """Return (the command's words for the words typed after the alias, a note on options
-        without effect). Raises: OtherCommandError for an alias that is not run, UsageError without
-        a store.
+        """Translate the words typed after the alias. Return (the words for rmqctl's command, a note
+        on ignored options or None).
+
+        Raises: OtherCommandError for an alias that only prints its command; UsageError if no store
+        is given.
         """
         if self.says is not None:
             raise OtherCommandError(self.says, self.answer(typed))
@@ -67,7 +72,7 @@ class Alias(NamedTuple):
         return [*self.first, *kept, *arguments, *self.last], note
 
     def answer(self, typed: Sequence[str]) -> str:
-        """Return the command line to type instead, quoted for a shell. Raises: UsageError."""
+        """Return rmqctl's command line for ``typed``, quoted for a shell. Raises: UsageError."""
         kept, arguments, _ = self._translated(typed)
         is_named = bool(kept) and not kept[0].startswith("-")
         store, options = (kept[0], kept[1:]) if is_named else (_STORE, kept)
@@ -110,7 +115,7 @@ class Alias(NamedTuple):
 
 
 def _if_false(*words: str) -> Callable[[str], Sequence[str]]:
-    """Return the translation of a true/false option of mqadmin."""
+    """Return the translation of an mqadmin option that takes true or false: ``words`` for false."""
     return lambda value: words if value.strip().lower() == "false" else ()
 
 
@@ -119,8 +124,8 @@ def _order(value: str) -> Sequence[str]:
 
 
 def _attributes(value: str) -> Sequence[str]:
-    """Return the options for ``+a=b,+c=d`` of updateTopic.
-    Raises: UsageError for -e, which removes an attribute.
+    """Return rmqctl's options for updateTopic's list of attributes, such as ``+a=b,+c=d``.
+    Raises: UsageError for an item such as ``-e``, which removes the attribute ``e``.
     """
     words: list[str] = []
     for attribute in filter(None, map(str.strip, value.split(","))):
@@ -146,8 +151,8 @@ def _by_tag(value: str) -> Sequence[str]:
 
 
 def _forms(names: str, ours: Worded = None) -> dict[str, Worded]:
-    """Return translations for several spellings of one option, which has no effect unless ``ours``
-    is given.
+    """Return a dictionary that translates each spelling in ``names`` to rmqctl's option ``ours``;
+    None: rmqctl ignores the option.
     """
     return dict.fromkeys(names.split(), ours)
 

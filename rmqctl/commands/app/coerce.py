@@ -20,15 +20,15 @@ _CACHE = "_runtime_param"
 
 
 class _Coercion:
-    """A converter with the one method that typer calls."""
+    """A converter of a parameter's values, with the only method that typer calls on converters."""
 
     def __init__(self, convert: Callable[[Any], Any], many: bool) -> None:
         self._convert = convert
         self._many = many
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the converted value of ``param``. Raises: BadParameter with the problem and the
-        option.
+        """Convert the typed ``value`` of the parameter ``param``. Raises: BadParameter, which names
+        the problem and the option.
         """
         if value is None:
             return () if self._many else None
@@ -41,7 +41,7 @@ class _Coercion:
 
 
 def use_light_coercion(params: Iterable[Any]) -> None:
-    """Set the converter of each parameter in ``params`` whose type is plain."""
+    """Set a fast converter for each typer parameter in ``params`` that has a plain type."""
     for param in params:
         descriptor = getattr(param, "type_descriptor", None)
         if descriptor is None or getattr(param, _CACHE, "absent") is not None:

@@ -24,8 +24,8 @@ _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
 def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
-    """Return the names in a store that begin with the typed word, sorted; an empty list if anything
-    fails.
+    """Return a completion function for typer. It returns the names that ``offers`` yields for the
+    store and that begin with the typed word, sorted; an empty list if anything fails.
     """
 
     @wraps(offers)
@@ -43,7 +43,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
 
 
 def _root(ctx: typer.Context) -> str:
-    """Return STORE as typed so far, or else STORE from the environment."""
+    """Return the STORE argument if it is already typed, else the value of RMQCTL_STORE."""
     for param in ctx.command.params:
         if getattr(param, "envvar", None) == STORE_VARIABLE:
             value: Any = ctx.params.get(param.name or "")
@@ -72,7 +72,7 @@ def _table(root: str, name: str, table: str) -> dict[str, Any]:
 
 @_quiet
 def complete_topics(root: str) -> Iterator[str]:
-    """Yield topics that have queues, then the topics of topics.json."""
+    """Yield the topics that have a consume queue folder, then the topics in topics.json."""
     for folder in _QUEUES:
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
             yield from (entry.name for entry in entries
@@ -89,7 +89,7 @@ def complete_groups(root: str) -> Iterator[str]:
 
 
 def complete_findings(incomplete: str) -> list[str]:
-    """Return names of findings and actions."""
+    """Return the names of findings and actions that begin with the typed word."""
     from rmqctl.checks.explanations import explanations
 
     try:

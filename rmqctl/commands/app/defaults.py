@@ -1,10 +1,10 @@
 """Defaults of options: from the environment, then from the user's configuration file.
 
-``RMQCTL_VERIFY_FAIL_ON`` sets ``--fail-on`` of ``verify``. The variable of an option that nearly
-all commands have does not contain a command's name (``RMQCTL_TZ``). In the file,
-``~/.config/rmqctl/config.toml``, a table belongs to a command (``[verify]``, ``[query.key]``), and
-``[defaults]`` applies to all. typer uses these values as the defaults of its context, so typed
-options override them.
+``RMQCTL_VERIFY_FAIL_ON`` sets ``--fail-on`` of ``verify``. An option that nearly all commands have
+also has a variable without a command's name, such as ``RMQCTL_TZ``. In the configuration file,
+``~/.config/rmqctl/config.toml``, each table belongs to one command (``[verify]``, ``[query.key]``),
+and the table ``[defaults]`` applies to all commands. Options on the command line override these
+defaults.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 PREFIX = "RMQCTL"
 FOR_ALL = "defaults"
-#: Options that mean the same wherever they are: those of ``[defaults]`` and of ``RMQCTL_OPTION``.
+#: Options with the same meaning in all commands, allowed in ``[defaults]`` and ``RMQCTL_OPTION``.
 GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-conf",
            "commitlog-dir", "lang")
-#: What is to be said each time, because it changes a store or gives up what protects it.
+#: Options without a default, because they change a store or switch off a safeguard.
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
 _ASKS_ITSELF = frozenset({"lang"})
-"""Options whose variable is read elsewhere. RMQCTL_LANG applies only to text for people; as a
-default of the option it would also affect data.
+"""Options whose environment variable another module reads. RMQCTL_LANG selects the language of
+text for people only; as a default of ``--lang`` it would also translate output for programs.
 """
 _REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -41,14 +41,14 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 class Default(NamedTuple):
-    """A converted value and its origin."""
+    """The default of an option, converted to the option's type, and where it was set."""
 
     value: Any
     origin: str
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the user's configuration, whether it exists or not."""
+    """Return the path of the user's configuration file, which may not exist."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".config")
@@ -56,14 +56,14 @@ def config_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def key_of(param: Any) -> str | None:
-    """Return the key of an option: ``fail-on``; None for an argument and for ``--help``."""
+    """Return an option's name in the file (``fail-on``); None for an argument or ``--help``."""
     if param.param_type_name != "option" or param.name == "help":
         return None
     return next((name[2:] for name in param.opts if name.startswith("--")), None)
 
 
 def variable(command: Iterable[str], key: str) -> str:
-    """Return the name of an option's variable: ``RMQCTL_QUERY_KEY_LIMIT``."""
+    """Return the environment variable of an option, such as ``RMQCTL_QUERY_KEY_LIMIT``."""
     return "_".join((PREFIX, *command, key)).replace("-", "_").upper()
 
 
@@ -89,7 +89,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
 
 
 class _DefaultsFile:
-    """The configuration file. Methods raise UsageError for any error in the file."""
+    """The user's configuration file. Methods raise UsageError for any error in the file."""
 
     def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:
         import tomllib
@@ -133,8 +133,8 @@ class _DefaultsFile:
         return defaults
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
-        """Check that each table has the name of a command or the first words of one, and that no
-        option is outside a table. Raises: UsageError.
+        """Check that each table is named after a command, or after the first words of a command's
+        name, and that every option is in a table. Raises: UsageError.
         """
         for key, value in table.items():
             name = (*words, key)
@@ -152,7 +152,7 @@ class _DefaultsFile:
                                  f"[{FOR_ALL}] or that of a command, such as [verify]")
 
     def _place(self, words: tuple[str, ...], key: str | None) -> str:
-        """Return ``FILE:LINE`` of a key or of its table's header; ``FILE`` if no line matches."""
+        """Return ``FILE:LINE`` of a key, or of its table if ``key`` is None; else ``FILE``."""
         head: tuple[str, ...] = ()
         for number, line in enumerate(self._text.splitlines(), 1):
             bracket = re.match(r"\s*\[([^\[\]]+)\]", line)
@@ -171,8 +171,8 @@ def _near(names: Iterable[str]) -> str:
 
 
 def _checked(value: Any, param: Any, origin: str) -> Any:
-    """Return a value from the file in the form that typer expects. Raises: UsageError for the wrong
-    type.
+    """Return a value from the configuration file in the form that typer expects. Raises: UsageError
+    if the value has the wrong type.
     """
     described = parameter(param)
     many = value if isinstance(value, list) and described.repeatable else [value]
@@ -188,8 +188,8 @@ def _checked(value: Any, param: Any, origin: str) -> Any:
 
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
-    """Return the value in a variable; for a repeatable option, the words in it, split as by a
-    shell. Raises: UsageError.
+    """Return the value in the ``text`` of an environment variable. For a repeatable option, split
+    the text into words as a shell does. Raises: UsageError.
     """
     described = parameter(param)
     if described.type == "flag":

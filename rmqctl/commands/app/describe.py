@@ -17,9 +17,9 @@ _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
 class Parameter(NamedTuple):
     """An argument or option of a command.
 
-    ``names`` are the spellings of an option (``["--output", "-o"]``) or the name of an argument
-    (``["STORE"]``), without `former_names`. ``type`` is flag, count, choice, text, integer, number,
-    or the metavar in lower case (size, time, offset).
+    ``names``: the spellings of an option (``["--output", "-o"]``), without `former_names`, or the
+    name of an argument (``["STORE"]``). ``type``: flag, count, choice, text, integer, number, or
+    the metavar in lower case (size, time, offset).
     """
 
     kind: Literal["argument", "option"]
@@ -62,7 +62,7 @@ def parameters(command: Any) -> Iterator[Parameter]:
 
 
 def parameter(param: Any) -> Parameter:
-    """Describe one typer parameter."""
+    """Return the description of one typer parameter."""
     is_argument = param.param_type_name == "argument"
     former = former_names(param)
     flags = [name for name in (*param.opts, *param.secondary_opts) if name not in former]
@@ -88,8 +88,8 @@ def parameter(param: Any) -> Parameter:
 
 
 def former_names(param: Any) -> list[str]:
-    """Return the former names of an option: its long names after the first. They work, but neither
-    pages nor help show them.
+    """Return the former names of an option: all long names after the first. They still work, but
+    documentation and help omit them.
     """
     return [name for name in param.opts if name.startswith("--")][1:]
 
@@ -111,7 +111,7 @@ def _type_name(param: Any, choices: list[str] | None) -> str:
 
 
 def _default(value: Any) -> Any:
-    """Return the default in a form that JSON can represent."""
+    """Return the default ``value`` of a parameter in a form that JSON can represent."""
     if isinstance(value, tzinfo | Address):
         return str(value)
     if isinstance(value, list | tuple):

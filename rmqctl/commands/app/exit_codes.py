@@ -30,7 +30,7 @@ from rmqctl.output.core import say
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _MAX_MESSAGE = 500
 own_process = False
-"""True if the process runs only this program, and exits with it."""
+"""True if rmqctl is the program of this process, False if another program calls it."""
 
 
 class Terminated(BaseException):
@@ -40,7 +40,7 @@ class Terminated(BaseException):
 _SENT_FOR: dict[type[BaseException], signal.Signals] = {
     Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 _SOON = 0.01
-"""Seconds after which a lost signal is sent again."""
+"""Seconds until `_again` sends a signal again whose exception Python dropped."""
 
 
 @contextlib.contextmanager
@@ -67,8 +67,8 @@ def terminable() -> Iterator[None]:
 
 
 def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if it arrived in a finaliser or in a weak reference's callback, where
-    Python drops exceptions.
+    """Send SIGTERM or SIGINT to this process again if Python dropped the exception of the signal,
+    as in a finaliser or a weak reference's callback.
     """
     number = _SENT_FOR.get(unraisable.exc_type)
     if number is None:
@@ -80,10 +80,10 @@ def _again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def settle_streams() -> None:
-    """Make stdout and stderr accept any text, and prevent the reuse of closed descriptors.
+    """Make stdout and stderr accept any text, and open /dev/null for each closed standard stream.
 
-    If descriptor 0, 1 or 2 is closed at the start, the next opened file would get its number, and a
-    library's output would be written to that file.
+    If descriptor 0, 1 or 2 were still closed, the next opened file would get this number, and a
+    library that writes to the stream would write into that file.
     """
     for descriptor in range(3):
         try:
@@ -99,9 +99,9 @@ def settle_streams() -> None:
 
 
 def silence_stdout(*, discard: bool) -> None:
-    """Flush stdout; redirect it to /dev/null if that fails or ``discard`` is set.
+    """Flush stdout; if this fails, or with ``discard``, redirect stdout to /dev/null.
 
-    Otherwise the interpreter would flush again at shutdown and print its own error.
+    Otherwise the interpreter would flush stdout again at exit and print an error of its own.
     """
     if sys.stdout is None:
         return

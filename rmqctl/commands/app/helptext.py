@@ -1,6 +1,6 @@
-"""The layout of help: plain text that is the same everywhere, with coloured headings on a terminal.
+"""Layout of the help: the same plain text on every output, with coloured headings on a terminal.
 
-Neither rich nor a command's library is imported for it, which keeps ``--help`` fast.
+To keep ``--help`` fast, this module imports neither rich nor the libraries that commands use.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COMMON_PANELS = (
     "Output", "Message display", "Store layout", "Applying the plan",
     "The broker's configuration", "Commitlog writing", "Spark", "Scheduled runs",
     "Client limits", "Tier layout", "Local store")
-"""Options that many commands have, or that few people need. The help of a command omits them; `help
-options` lists them.
+"""Panels of options that many commands have, or that few people need. The help of a command omits
+these options; `help options` lists them.
 """
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
 
 
 class HelpRequest(NamedTuple):
-    """The context object of the program: the words of the command line, and whether help shows all
+    """The context object that help reads: the words of the command line, and whether to show all
     options of a command.
     """
 
@@ -46,7 +46,7 @@ class HelpMixin:
     params: Any
     help: str | None
 
-    #: Commands to list below the options; those of a group, or of the group that it replaces.
+    #: Commands to list below the options: those of a group; its default command lists them, too.
     listed: Mapping[str, Any] = MappingProxyType({})
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -58,8 +58,8 @@ class HelpMixin:
         return option
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage line; for the default command of a group, without the
-        command's own name.
+        """Write the usage line. For the default command of a group, the line contains only the
+        group's name.
         """
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
@@ -154,7 +154,7 @@ def _request(ctx: Any) -> HelpRequest:
 
 
 def formatter_of(ctx: Any) -> Any:
-    """Return the formatter for help: typer's formatter, or the formatter for another language."""
+    """Return the formatter for help: typer's, or `SpokenHelp` for a language other than English."""
     from rmqctl.output.language import ENGLISH, requested
 
     formatter = ctx.make_formatter()
@@ -179,8 +179,8 @@ def is_common(described: Parameter) -> bool:
 
 
 def common_options(formatter: Any, commands: Iterable[Any]) -> str:
-    """Return the page of `help options`: each common option once, as the first command with the
-    option declares it.
+    """Return the page of `help options`: each common option once, in the form in which the first
+    command that has the option declares it.
     """
     names = (*COMMON_PANELS, _OPTIONS)
     panels: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in names}
@@ -203,7 +203,7 @@ def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _spelling(described: Parameter) -> str:
-    """Return the spelling of an option: ``-o, --output FORMAT``."""
+    """Return the names and the value of an option for help, such as ``-o, --output FORMAT``."""
     names = sorted(described.names, key=lambda name: (name.startswith("--"), name))
     value = described.value_name
     return ", ".join(names) + (f" {value}" if value else "")

@@ -1,7 +1,7 @@
-"""The bridge from the registry to typer: groups that know their commands without importing them.
+"""Typer groups for the registry, which list their commands without importing the modules.
 
-A group contains placeholders with the name and one line of help. A command's module is imported and
-turned into a typer command only when it runs, completes or shows its own help.
+A group contains a placeholder for each command, with the command's name and one line of help. The
+module of a command is imported only to run the command, to complete its words, or to show its help.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 # A group puts this before the words for its default command; users cannot type it.
 _DEFAULT = "\0"
 _PLACES = {"--from", "--out", "--commitlog-dir"}
-"""Options that may be URLs."""
+"""Options whose value may be a URL."""
 _YOUNG = 10_000
-"""Number of new objects after which Python searches for reference cycles; large, because a store
-may create millions of objects.
+"""Number of new objects after which Python's garbage collector searches for reference cycles. It
+is large because reading a store may create millions of objects.
 """
 
 
 class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
-    """A command of rmqctl. Its help names its effect on the store, and STORE may come from
-    RMQCTL_STORE.
+    """A command of rmqctl. Its help states what it does to the store, and the argument STORE may
+    come from the variable RMQCTL_STORE.
     """
 
     spec: CommandSpec
@@ -60,10 +60,10 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         """Parse the words after the command; if STORE is omitted, insert RMQCTL_STORE as the first
         argument.
 
-        typer fills arguments from the left and so takes ``query id MSGID`` for a STORE without
-        MSGID. So the line is parsed again with RMQCTL_STORE as the *first* argument in two cases:
-        it cannot be parsed as typed, or the word in the position of STORE is a valid value of a
-        later argument that is missing (``config topics``, ``query offset 7``).
+        typer assigns words from left to right, so in ``query id MSGID`` it takes MSGID for STORE.
+        The line is therefore parsed again, with RMQCTL_STORE as the *first* argument, in two cases:
+        the line as typed cannot be parsed, or the word in the position of STORE is a valid value of
+        the next argument, which is missing (``config topics``, ``query offset 7``).
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
             args = args[:-1]  # a shell completes its value: without it, the line cannot be parsed
@@ -122,7 +122,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         return False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; add the command's name to a usage error that it raises itself."""
+        """Run the command. Add the command's name to a usage error that the command raises."""
         for param in self.params:
             if param.param_type_name == "argument" or _PLACES.intersection(param.opts):
                 ctx.params[param.name] = shown(ctx.params[param.name])
@@ -153,7 +153,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
 
 
 class Placeholder(typer.core.TyperCommand):
-    """A command in listings, whose module is not imported yet."""
+    """Stand-in for a command in a group's list; the command's module is not imported yet."""
 
     def __init__(self, spec: CommandSpec) -> None:
         super().__init__(
@@ -170,8 +170,8 @@ class Placeholder(typer.core.TyperCommand):
 class CommandGroup(HelpMixin, typer.core.TyperGroup):
     """A group whose commands are imported when they are used.
 
-    ``default`` is the command that the group's own name runs when the first word is not a
-    sub-command: ``recover STORE`` beside ``recover table STORE``.
+    ``default``: the command to run if the first word after the group's name is not a sub-command,
+    such as ``recover STORE`` beside ``recover table STORE``.
     """
 
     default: CommandSpec | None = None
@@ -184,9 +184,11 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the group's name; without any word, show the help. For a group this
-        is a failure and the help goes to stderr, because a script that runs ``rmqctl query`` has
-        lost the rest of its line. ``rmqctl`` alone was typed by a person who wants an overview.
+        """Parse the words after the group's name; if there are none, show the help and exit.
+
+        ``rmqctl`` alone prints the help to stdout, because a person wants an overview. A group
+        alone, such as ``rmqctl query``, is a usage error with the help on stderr, because a script
+        probably lost the rest of its command line.
         """
         if not args and not ctx.resilient_parsing:
             is_program = ctx.parent is None
@@ -232,8 +234,8 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return name, command, rest
 
     def _harmless(self, ctx: Any) -> list[str]:
-        """Return the suggestions for an unknown command that never change a store, because users
-        paste a suggestion without checking it.
+        """Return the command names that may be suggested for a mistyped name: only commands that
+        never change a store, because users paste a suggestion without checking it.
         """
         from rmqctl.commands.app.aliases import named
 
@@ -243,7 +245,7 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Return whether the command with this one-word name may change a store."""
+    """Return whether a command changes a store; for a group: its default or all its commands."""
     if isinstance(command, CommandGroup):
         default = command.default
         return (default is not None and default.effect == "mutates") or all(
@@ -252,8 +254,8 @@ def _may_mutate(command: Any) -> bool:
 
 
 def _for_target(command: RmqctlCommand, words: list[str]) -> tuple[RmqctlCommand, list[str]]:
-    """Return (the command, or its counterpart for tiers if the words name a tier; the words for
-    it).
+    """Return (command, words): if ``words`` name a tier, the tier command that corresponds to
+    ``command`` and its words; else the arguments unchanged.
     """
     spec = OF_TIERS.get(command.spec.name)
     if {"-h", "--help"} & set(words):
@@ -289,7 +291,7 @@ def load(spec: CommandSpec) -> RmqctlCommand:
 
 
 def fill(root: CommandGroup, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
-    """Add placeholders for ``registry`` to ``root``; names of several words go into groups."""
+    """Add a placeholder for each command of ``registry`` to ``root``, or to a group in ``root``."""
     group_by_name: dict[tuple[str, ...], CommandGroup] = {(): root}
     described = {group.name: group for group in groups}
 

@@ -1,8 +1,8 @@
-"""Memory for libraries: tested before they are loaded, and limited.
+"""Check for enough memory before numpy is loaded, and recognition of out-of-memory errors.
 
-OpenBLAS, which is part of numpy, exits the process with code 1 when it cannot allocate memory. In
-rmqctl that code means "findings", so under a limit (``ulimit -v``) the address space is tested
-first.
+OpenBLAS, which numpy contains, ends the process with exit code 1 if it cannot allocate memory. In
+rmqctl, exit code 1 means "findings". So if the address space is limited (``ulimit -v``), rmqctl
+checks that there is enough before it imports numpy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ _LIBRARIES = 96 << 20
 
 
 def expect_room() -> None:
-    """Check that there is enough memory to load the libraries.
+    """Raise MemoryError if there is too little address space to load numpy.
 
-    rmqctl does no linear algebra: one thread of OpenBLAS, with its buffer of 32 MiB, is enough.
-    Raises: MemoryError.
+    Also limits OpenBLAS to one thread, with a buffer of 32 MiB, as rmqctl does no linear algebra.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
@@ -31,7 +30,7 @@ def expect_room() -> None:
 
 
 def is_lack_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error of any library means that no memory is available."""
+    """Return whether ``error``, or an error that caused it, means that memory is exhausted."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or (isinstance(error, ImportError) and (

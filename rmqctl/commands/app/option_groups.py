@@ -1,10 +1,9 @@
-"""Option groups: dataclasses that declare options once and expand them into the signature that
-typer reads.
+"""Option groups: dataclasses that declare options which several commands share.
 
-A command declares a group with one parameter, ``store: StoreOptions``, and receives an instance of
-the dataclass; typer sees the options one by one, in place of the parameter.
-``Annotated[StoreOptions, pick("commitlog_dirs")]`` selects some of the options, in the given order,
-or changes defaults.
+A command has one parameter for a group, such as ``store: StoreOptions``, and receives an instance
+of the dataclass. In the signature that typer reads, the group's options replace this parameter.
+``Annotated[StoreOptions, pick("commitlog_dirs")]`` selects some of the group's options, in this
+order, or changes their defaults.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ _NO_DEFAULT = inspect.Parameter.empty
 
 
 class OptionGroup:
-    """Base of all groups: frozen dataclasses whose fields are annotated typer parameters."""
+    """Base class of option groups, which are frozen dataclasses with typer parameters as fields."""
 
     def value(self) -> Any:
-        """Return the value that the command receives for the group: the group itself, unless
-        overridden.
+        """Return the object that the command receives for this group. Subclasses may return another
+        object than the group itself.
         """
         return self
 
     def remarks(self) -> Iterable[str]:
-        """Return notes on the given options, shown before the command runs."""
+        """Return notes about the given options, to print before the command runs."""
         return ()
 
     def warnings(self) -> Iterable[str]:
-        """Return warnings on the given options."""
+        """Return warnings about the given options, to print before the command runs."""
         return ()
 
 
 class Pick(NamedTuple):
-    """The options of a group that a command has (None: all), and defaults that differ from the
-    group's.
+    """A selection from an option group: the field names of the selected options (None: all), and
+    the defaults that replace the group's own.
     """
 
     names: tuple[str, ...] | None
@@ -50,8 +49,9 @@ class Pick(NamedTuple):
 
 
 def pick(names: str | None = None, **defaults: Any) -> Pick:
-    """Return the annotation that selects the options ``names`` (words), in this order; the group's
-    arguments are always included. ``defaults`` also sets options that are not selected.
+    """Return an annotation that selects options of a group. ``names``: field names, separated by
+    spaces, in the order of the help (None: all); arguments are always included. ``defaults``:
+    values of fields that are not selected, or defaults of selected fields.
     """
     return Pick(None if names is None else tuple(names.split()), defaults)
 
@@ -62,8 +62,8 @@ class _PickedGroup(NamedTuple):
 
 
 def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command`` in the form that typer reads: every option of every group is a separate
-    parameter.
+    """Return a function for typer that calls ``command`` and has a separate parameter for each
+    option of each group.
 
     Arguments of groups come before the command's own arguments.
     """
@@ -108,8 +108,8 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group_of(annotation: Any) -> _PickedGroup | None:
-    """Return the group that an annotation names as its type or in ``Annotated[Value, Group]``; else
-    None.
+    """Return the option group that an annotation is or that ``Annotated[Value, Group]`` names; None
+    if the annotation names no group.
     """
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
         annotation,)
@@ -121,8 +121,8 @@ def _group_of(annotation: Any) -> _PickedGroup | None:
 
 
 def _flat(prefix: str, group: _PickedGroup) -> Iterator[tuple[str, inspect.Parameter, bool]]:
-    """Yield (field, its parameter, whether it is an argument) for each field that the command
-    has.
+    """Yield (field name, typer parameter, whether the parameter is an argument) for each selected
+    field of a group.
     """
     hints = typing.get_type_hints(group.kind, include_extras=True)
     fields = {field.name: field

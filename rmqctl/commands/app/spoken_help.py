@@ -1,4 +1,4 @@
-"""Help in another language: the same layout, with line lengths measured in terminal columns."""
+"""Help in a language other than English, with text widths measured in terminal columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMARKS = "  ["
 
 
 class SpokenHelp:
-    """The part of a typer formatter that help uses."""
+    """A formatter that translates help; it has the methods of typer's formatter that help needs."""
 
     def __init__(self, language: Language, width: int) -> None:
         self.width = width

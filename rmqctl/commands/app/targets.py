@@ -1,7 +1,7 @@
-"""Targets of commands: if the target is a tier, a store command runs its counterpart for tiers.
+"""The target of a command: a store, or a tier, for which the corresponding tier command runs.
 
-``read DIR`` for a tier is ``tiered read DIR``; the same holds for every command in `OF_TIERS`. The
-tier commands still work but are not listed.
+If DIR is a tier, ``read DIR`` runs ``tiered read DIR``. The same applies to every command in
+`OF_TIERS`. The tier commands can also be typed, but are not listed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rmqctl.errors import RefusedError, RmqctlError
 OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
     spec.name[1:]: spec for spec in REGISTRY if spec.name[0] == "tiered" and spec.name[1:] in {
         other.name for other in REGISTRY} and spec.name[1:] != ("recover",)}
-"""The tier command for each store command that has a counterpart."""
+"""The tier command that corresponds to each store command, by the name of the store command."""
 
 
 _OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
 _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
 """Commands that only read the store in their first argument, and write somewhere else."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
-"""Commands whose first argument is not a store."""
+"""First words of the commands whose first argument is not a store."""
 _WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^/@\s]*@")
 _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
 def is_tier(target: str) -> bool:
-    """Return whether a path is a tier and not a store: the URL of a tier, or a folder that contains
-    a cluster's folder.
+    """Return whether ``target`` is a tier and not a store: a URL of a tier, or a folder that
+    contains the folder of a cluster and no store structures.
     """
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
@@ -50,7 +50,7 @@ def is_tier(target: str) -> bool:
 
 
 def _is_tier_at(url: str) -> bool:
-    """Return whether a URL is that of a tier; True if unknown."""
+    """Return whether a URL is the root of a tier; True if the URL cannot be read."""
     from rmqctl.files.remote.reader import RemoteReader
     from rmqctl.formats.tiered.names import parse_cluster
 
@@ -60,8 +60,8 @@ def _is_tier_at(url: str) -> bool:
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
-    """Raise RefusedError for a store at a URL or in an archive if the command would change the
-    store or needs it on a local disk.
+    """Raise RefusedError if ``target`` is a URL or in an archive and the command changes the store
+    or needs a store on a local disk.
     """
     if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
         return
@@ -75,7 +75,7 @@ def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
 
 
 def shown(value: Any) -> Any:
-    """Return the value of an argument for display, with the passwords in URLs hidden."""
+    """Return an argument's value with the passwords in URLs hidden, for display."""
     if isinstance(value, list | tuple):
         return type(value)(map(shown, value))
     if isinstance(value, str) and _WITH_PASSWORD.match(value):
@@ -86,8 +86,8 @@ def shown(value: Any) -> Any:
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:
-    """Return the first argument of a command line, or else its value from the environment.
-    ``params`` are those of all commands whose options may be among the words.
+    """Return the first argument in the ``words`` of a command line, else the value of RMQCTL_STORE.
+    ``params``: the parameters of every command whose options may be among the words.
     """
     with_value = {word for param in params if param.param_type_name == "option"
                   and not param.is_flag and not param.count for word in param.opts}

@@ -1,4 +1,4 @@
-"""The command line as it was typed, for building the next command that a verdict recommends."""
+"""The command line as typed, from which the commands that a result recommends take options."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
-"""Options for the layout of a store and the broker release to follow, which other commands need as
-well.
+"""Options that a recommended command must have, too: the layout of the store, and the broker
+release whose rules to follow.
 """
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
-"""The same options for a tier; sizes are those of the tier's index."""
+"""The corresponding options for a tier; ``--index-…`` are about the tier's index."""
 _LANGUAGE = "--lang"
 _TIERED = "tiered"
 
 words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
-"""Return the words that were typed after the program's name."""
+"""The words that were typed after the program's name."""
 
 
 def again(*more: str, without: Iterable[str] = ()) -> str:
-    """Return the running command for a shell, with the options ``more`` added and the flags
-    ``without`` removed.
+    """Return the running command line, quoted for a shell, with the words ``more`` added and the
+    flags ``without`` removed.
     """
     left = [word for word in words.get() if word not in without]
     end = left.index("--") if "--" in left else len(left)
@@ -33,24 +33,24 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 
 def other(*command: str, second: bool = False) -> str:
-    """Return another ``command`` (its words, with the store or tier) for a shell, with those of the
-    given layout options that the other command also has. ``second``: the command is about the
-    second of two stores, which may have different folders.
+    """Return another command line, quoted for a shell. ``command``: its words, including the store
+    or tier. The typed layout options that the other command has are added. ``second``: the command
+    is about the second of two compared stores, whose log folders ``--commitlog-dir-b`` names.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 
 
 def completed(command: str | None) -> str | None:
-    """Return a ``command`` that a library function recommends, for a shell, with the options that
-    `other` adds.
+    """Return a ``command`` line that a library function recommends, with the typed layout options
+    added, as in `other`.
     """
     return None if command is None else _completed(command, words.get())
 
 
 @lru_cache
 def _completed(command: str, _words: tuple[str, ...]) -> str:
-    """Return a completed command. The result is cached, because most findings have the same
-    command.
+    """Return ``command`` with the typed layout options added. The result is cached, because most
+    findings recommend the same command.
     """
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
@@ -78,7 +78,7 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
 
 @cache
 def _options(command: tuple[str, ...]) -> frozenset[str]:
-    """Return the options of the command whose name is at the start of these words."""
+    """Return the options of the rmqctl command whose name the given words begin with."""
     from rmqctl.commands import REGISTRY
     from rmqctl.commands.app.lazy import load
 

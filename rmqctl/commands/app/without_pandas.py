@@ -1,4 +1,4 @@
-"""Use of pyarrow and DuckDB without pandas, in rmqctl's own process."""
+"""Hides pandas from pyarrow and DuckDB if rmqctl is the program of this process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _NotFound:
 
 
 def leave_pandas_out() -> None:
-    """Hide pandas from pyarrow and DuckDB in the program's own process.
+    """Hide pandas from pyarrow and DuckDB if rmqctl is the program of this process.
 
-    Both import pandas when they convert their first value. The import takes longer than most
-    queries, and an interrupt during it is lost and leaves pandas half loaded.
+    pyarrow and DuckDB import pandas when they convert the first value. The import takes longer than
+    most queries. An interrupt during the import is lost and leaves pandas partly loaded.
     """
     is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
     if exit_codes.own_process and not is_out:
