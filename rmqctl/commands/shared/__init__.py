@@ -1,1 +1,1 @@
-"""Shared parts of commands: option groups, and output of plans, messages, figures and verdicts."""
+"""Code that several commands share: option groups; output of plans, messages and verdicts."""

@@ -1,4 +1,4 @@
-"""Steps that a verdict recommends: planned for `doctor` and `report`, and shown to people."""
+"""The next steps that `doctor` and other checks recommend: computing them, and showing them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check. Copy the store f
 REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
 START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
                "sound store.")
-"""The step of a page in the chain from a damaged store to a running broker."""
+"""Sentence that tells the user which of the four steps to a running broker comes next."""
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add the options with which this store is read to the commands in a document or finding."""
+    """Add the typed layout options to the recommended commands in a document or finding."""
     following = document["next"]
     document["next"] = (
         [typed.completed(command) for command in following] if isinstance(following, list)
@@ -34,8 +34,8 @@ def complete(document: dict[str, Any]) -> None:
 
 def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
             out: Output) -> RepairOutlook | None:
-    """Return what `recover` would do if it were run with the same options
-    (`rmqctl.repair.outlook.advised`).
+    """Return what `recover` would do to the store, with the same layout options; None for a remote
+    store.
     """
     if vfs.is_remote(opened.root):
         return None
@@ -47,7 +47,7 @@ def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
 
 
 def show_steps(page: Human, diagnosis: Diagnosis) -> None:
-    """Show damage that no command repairs, and the next commands."""
+    """Show the damage that no command can repair, and the commands to run next."""
     left = diagnosis.remains
     if left:
         page.heading("Not repairable by any command")

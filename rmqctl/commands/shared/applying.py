@@ -1,7 +1,7 @@
-"""Shared part of all repair commands: show the plan; with ``--apply``, carry it out.
+"""Code that all repair commands share: showing the plan and, with ``--apply``, carrying it out.
 
-A command passes to `run` a function that proposes a plan; everything else (lock, completing an
-interrupted run, questions, journal, output) is done by this module.
+A command passes a function to `run` that proposes a plan. This module does everything else: it
+locks the store, completes an interrupted repair, asks the user, keeps the journal, prints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WriteOutside = Annotated[list[str] | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(OptionGroup):
-    """Options that decide whether the plan is carried out."""
+    """Options that control whether and how the plan is carried out."""
 
     apply: Annotated[bool, typer.Option(
         "--apply", help="Carry out the plan (without it, only the plan is shown).",
@@ -78,7 +78,7 @@ class ApplyOptions(OptionGroup):
 
 
 def parts_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser for ``--only``: a comma-separated selection of ``names``."""
+    """Return a parser for the value of ``--only``, a comma-separated list of some ``names``."""
 
     def parse(text: str) -> str:
         parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -90,7 +90,7 @@ def parts_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def at_a_terminal() -> bool:
-    """Return whether standard input is a terminal, so that a question can be answered."""
+    """Return whether standard input is a terminal, where a user can answer a question."""
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # closed
@@ -98,8 +98,7 @@ def at_a_terminal() -> bool:
 
 
 def ask(out: Output, question: str, *, yes: bool) -> None:
-    """Continue if the user agrees, by ``--yes`` or by answering yes to ``question``, or without a
-    terminal.
+    """Ask ``question`` on a terminal, unless ``--yes`` is given; return if the answer is yes.
 
     "No" ends the run with exit code 1; Ctrl-C and the end of input end it as interrupted.
     """
@@ -111,8 +110,9 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """Facts about the root of a tier: the roots of its brokers, which are locked as well; a check
-    that raises without a tier; the folders of its metadata.
+    """Facts about a tier to repair. ``homes``: the store roots of its brokers, to lock as well.
+    ``is_root``: function that raises if a path is not the root of a tier. ``writes``: folders with
+    the tier's metadata, to which the repair may write.
     """
 
     homes: Sequence[str]
@@ -128,7 +128,7 @@ _FORM_UNPROVEN = (
 
 
 def asking_for_form(proposal: Proposal) -> Proposal:
-    """Return a proposal that is not applied until the form of the consume queues is known."""
+    """Return the proposal; if its consume queue form is only assumed, --apply will reject it."""
     if not proposal.plan.form_unproven:
         return proposal
     forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
@@ -142,7 +142,7 @@ def asking_for_form(proposal: Proposal) -> Proposal:
 
 
 def check_options(out: Output, options: ApplyOptions) -> None:
-    """Raise UsageError for options that contradict each other; print a note for an option without
+    """Raise UsageError if the options contradict each other; print a note if ``--dry-run`` has no
     effect.
     """
     if options.dry_run and options.apply:
@@ -162,17 +162,17 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         folders: Sequence[str] = (), complete: str | None = None) -> None:
     """Show the plan of the command ``name`` for a store; with ``--apply``, carry it out.
 
-    ``propose`` works in the scratch folder that it receives: a temporary folder for a plan that is
-    only shown, else a folder on the store's file system, created under the store's lock. It is
-    empty unless ``resume``: then it may contain files of an interrupted run, and is kept if this
-    run is interrupted. ``scratch_above``: the parent of the temporary folder, instead of the
-    system's default. ``tier``: the root is a tier's, not a store's. ``writes``: structures of the
-    store that must be in a writable form (None: all of them); ``made_anew`` and ``mends``: see
-    `Layout.require_writable`; ``folders``: log folders given by options. ``complete``: the
-    interrupted repair to complete without asking.
+    ``propose``: returns the plan; it may create files in the scratch folder that it receives. If
+    the plan is only shown, this is a temporary folder, with the parent ``scratch_above`` (None: the
+    system's default). With ``--apply``, it is a folder on the store's file system, created under
+    the store's lock. ``resume``: the folder may contain files of an interrupted run, and is kept if
+    this run is interrupted. ``tier``: facts about the tier if ``store_root`` is the root of a tier.
+    ``writes``: structures that must be in a writable form (None: all); ``made_anew`` and ``mends``:
+    see `Layout.require_writable`. ``folders``: log folders that options name. ``complete``: id of
+    the interrupted repair to complete without asking.
 
-    Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
-    enough, because `undo` reverts everything.
+    Asks for confirmation on a terminal, unless ``--yes`` is given or the output is data. Without a
+    terminal, ``--apply`` is enough, because `undo` reverts everything.
     Raises: UsageError, StoreHeldError, and the errors of `Repair`.
     """
     # Refuse bad options, and collect the folders that the command may write to.
@@ -224,8 +224,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """An interrupted repair, as the plan shows it. ``next``: the command that completes the repair,
-    if --apply alone does not.
+    """An interrupted repair, for output with the plan: as JSON ``fields`` and for the ``page``.
+    ``next``: the command that completes the repair; empty if ``--apply`` completes it.
     """
 
     fields: Mapping[str, Any]
@@ -235,8 +235,8 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn of an interrupted repair.
-    Raises: UsageError if ``complete`` is the id of another repair.
+    """Warn about an interrupted repair of the store, and return it; None if there is none.
+    Raises: UsageError if ``complete`` is not the id of the interrupted repair.
     """
     from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.executor.relocated import interrupted, refuse_unknown
@@ -273,12 +273,12 @@ def _with_unfinished(proposal: Proposal, unfinished: _Unfinished | None) -> Prop
 
 
 def _look(store_root: str, tier: Tiered | None) -> str:
-    """Return the command that checks the planned target without changing it."""
+    """Return the command that checks the store or tier without changing it."""
     return typed.other(*(("tiered", "verify") if tier else ("verify",)), store_root)
 
 
 def _check_again(store_root: str, tier: Tiered | None) -> str:
-    """Return the command that shows whether anything is left to repair."""
+    """Return the command to run after the repair, which shows any remaining damage."""
     return _look(store_root, tier) if tier else typed.other("doctor", store_root)
 
 
@@ -288,8 +288,8 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """Add the files that will be moved aside, and a note on files with hard links that will change
-    in place.
+    """Add two things to the proposal: the list of files that will be moved aside, and a note about
+    files that will be changed in place although they have hard links.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
@@ -360,7 +360,7 @@ def _propose(out: Output, propose: Propose, scratch: Scratch) -> Proposal:
 
 
 def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
-    """Return the error, with a note that nothing was changed if no repair was started."""
+    """Return the error; if no repair was started, with a note that nothing was changed."""
     from rmqctl.repair.executor.journal import pending
 
     with contextlib.suppress(RmqctlError, OSError):
@@ -373,8 +373,9 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
-    """Apply the proposal. ``around``: folders that `undo` can find by itself; ``named``: folders
-    that options name.
+    """Ask for confirmation, then apply the plan. ``following``: the command to recommend after it.
+    ``around``: folders outside the store that `undo` finds without ``--write-outside``. ``named``:
+    folders that options name.
     """
     from rmqctl.files.bounds import WritableFolders
     from rmqctl.files.disk_usage import bytes_below
@@ -430,8 +431,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
-    """Report that there is nothing to do. Without a terminal only data is printed, so that cron
-    sends mail only after changes.
+    """Report that there is nothing to do. Without a terminal, print this only as data, so that cron
+    sends no mail about it.
     """
     if out.is_data:
         show_plan(out, proposal)

@@ -1,4 +1,4 @@
-"""Tables of the effects on consumers."""
+"""Tables that show how damage and a broker's startup affect consumer groups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 20
 _ALWAYS = 4
-"""Number of columns that name the queue and are always shown; other columns are omitted if they are
-empty.
+"""Number of first columns (group, topic, queue, offset) that are always shown. Other columns are
+omitted if they are empty in all rows.
 """
 
 
 def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
-    """Show a line, a table of affected queues, and the notes that are not in ``shown``; show
-    nothing if no group is known to be affected.
+    """Show the effect on consumers: a sentence, a table of affected queues, and the notes that are
+    not in ``shown``. Show nothing if there are no queues, or if certainly no group is affected.
     """
     if consumers is not None and consumers.queues and (
             consumers.groups_affected or not consumers.complete):
@@ -35,9 +35,7 @@ def show_section(page: Human, consumers: Consumers | None, shown: Collection[str
 
 
 def show_losses(page: Human, losses: Sequence[Loss]) -> None:
-    """Show a table of losses other than lost messages; if there are many losses, only the first
-    ones.
-    """
+    """Show a table of losses: all with ``--all``, else at most the first `_MAX_SHOWN`."""
     if not losses:
         return
     page.blank()
@@ -49,8 +47,8 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """Return the cells for a queue: the number of ``lost`` messages, how many of these the group
-    has not read, …
+    """Return the table row for a group's queue. ``lost``: number of lost messages; ``unread``: how
+    many of the lost messages the group has not read; ``twice``: number of redelivered messages.
     """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,
@@ -59,7 +57,7 @@ def _row(queue: QueueImpact) -> dict[str, str | int | None]:
 
 
 def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
-    """Show a table of queues; if there are many, only the first ones."""
+    """Show a table of queues: all with ``--all``, else at most the first `_MAX_SHOWN`."""
     if not queues:
         return
     rows = [_row(queue) for queue in queues]

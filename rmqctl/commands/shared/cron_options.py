@@ -1,4 +1,4 @@
-"""Options for scheduled checks: which findings they report, and how much disk time they use."""
+"""Options for scheduled checks: which findings to report, and how fast to read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CRON = "Scheduled runs"
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The system call number of ioprio_set(2), for which libc has no function."""
+"""Number of the system call ioprio_set(2) by CPU architecture; libc has no function for it."""
 _THIS_PROCESS, _IDLE = 1, 3 << 13
 _MAX_SLEEP_S = 1.0
 
@@ -64,8 +64,9 @@ class CronOptions(OptionGroup):
             raise UsageError("--limit-rate must be greater than 0")
 
     def accepted(self, root: str, store: str | None) -> Baseline | None:
-        """Return the baseline of accepted findings; an empty baseline if the file does not exist
-        yet and will be written. ``store``: the name of the store if there are several.
+        """Return the baseline, the set of accepted findings; None without ``--baseline``. With
+        ``--update-baseline``, a missing file is an empty baseline. ``store``: the store's name if
+        several stores are checked.
         """
         from rmqctl.checks.verify.baseline import Baseline
 
@@ -76,13 +77,13 @@ class CronOptions(OptionGroup):
         return Baseline.load(self.baseline, root, store)
 
     def slowed(self, out: Output, advance: Callable[[int], None]) -> Callable[[int], None]:
-        """Return a function that reports progress, and that waits if the data is read too fast."""
+        """Return ``advance``, slowed to ``--limit-rate``; set the idle priority for ``--idle``."""
         if self.idle and not use_idle_disk():
             out.warn(Phrase("--idle has no effect: this system has no idle class for the disk"))
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
     def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
-        """Write the accepted findings, or report accepted findings that no longer occur."""
+        """With ``--update-baseline``, write the baseline file; else report findings now gone."""
         from rmqctl.checks.verify.baseline import save
 
         gone = sum(baseline.gone for baseline in baselines)
@@ -95,8 +96,8 @@ class CronOptions(OptionGroup):
 
 
 def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
-    """Return an ``advance`` function that waits so that the read rate does not exceed ``rate``
-    bytes/s.
+    """Return a function that calls ``advance``, then waits until the average read rate is at most
+    ``rate`` bytes per second.
     """
     begin, done = time.monotonic(), 0
 
@@ -111,8 +112,8 @@ def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
 
 
 def use_idle_disk() -> bool:
-    """Ask the system to read only while the disk is otherwise idle; return False if this is not
-    possible.
+    """Set the idle I/O priority of this process, so that it reads only while no other process uses
+    the disk. Return False if the system does not support this.
     """
     number = _IOPRIO_SET.get(platform.machine())
     if number is None or not hasattr(os, "sched_getaffinity"):  # only on Linux

@@ -1,4 +1,4 @@
-"""Shared parts of the commands on dead letters."""
+"""Code that the commands on dead letters share."""
 
 from __future__ import annotations
 

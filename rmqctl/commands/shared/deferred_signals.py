@@ -1,7 +1,8 @@
-"""Signals that wait until the current step of a command is complete.
+"""Signals that take effect only after the current step of a command.
 
-While a command works on a store, Ctrl-C and SIGTERM are only recorded; `DeferredSignals.check`
-raises them between two steps. While the command waits for input, they act at once.
+While a command works on a store, Ctrl-C and SIGTERM are only recorded. Between two steps,
+`DeferredSignals.check` raises their exception. While the command waits for input, they interrupt it
+at once.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class DeferredSignals:
 
     @property
     def wake(self) -> int | None:
-        """Return a descriptor that becomes readable when a signal arrives. A signal does not
-        interrupt a read that is about to start, so code that waits for input must wait for both
-        descriptors.
+        """Return a file descriptor that becomes readable when a signal arrives. A signal that
+        arrives just before a read starts does not interrupt the read, so code that waits for input
+        must also wait for this descriptor.
         """
         return None if self._pipe is None else self._pipe[0]
 
@@ -73,17 +74,17 @@ class DeferredSignals:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise the exception for a deferred signal, if any."""
+        """Raise the exception of a deferred signal, if one has arrived."""
         if self._came is not None:
             self._let_through(self._came, None)
 
     @property
     def requested(self) -> bool:
-        """Return whether a signal is pending."""
+        """Return whether a signal has arrived and is deferred."""
         return self._came is not None
 
     def wait_for(self, read: Callable[[], T]) -> T:
-        """Call ``read()``, which a signal may interrupt."""
+        """Return ``read()``; a signal interrupts this call at once."""
         self.check()
         self._waiting = True
         try:

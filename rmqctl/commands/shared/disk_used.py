@@ -1,4 +1,4 @@
-"""The option for the disk usage, for commands that predict a broker's startup."""
+"""Option that sets the disk usage to assume when a broker's startup is predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of `transactions commit` and `transactions rollback`."""
+"""Code that `transactions commit` and `transactions rollback` share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Which(NamedTuple):
 
 
 def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOptions) -> None:
-    """Show or apply the plan of a command. Raises: UsageError."""
+    """Show or apply the plan that commits or rolls back transactions. Raises: UsageError."""
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.transactions import TransactionFilter, plan_end
 

@@ -1,6 +1,5 @@
-"""Options of commands that write to a store: the configuration of the store's broker. Values that
-are not given are taken from ``.rmqctl/store.json``, then from the store's files, then from a
-broker's defaults.
+"""Options of commands that write to a store: the configuration of the store's broker. For a value
+that is not given, ``.rmqctl/store.json`` is used, then the store's files, then a broker's default.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WRITING = "Commitlog writing"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(OptionGroup):
-    """The broker configuration for writing; fields are named as in `Settings`."""
+    """The broker's configuration, according to which a store is written, as in `Settings`."""
 
     flush: Annotated[Literal["async", "sync"], typer.Option(
         "--flush", rich_help_panel=_BROKER,
@@ -82,20 +81,20 @@ class EngineOptions(OptionGroup):
              "[default: 90%]")] = None
 
     def remarks(self) -> Iterator[str]:
-        """Yield a note that names the version whose profile is used, if the given version has no
-        profile of its own.
+        """Yield a note if rmqctl has no profile for the given broker version. The note names the
+        version whose profile is used instead.
         """
         note = profile_note(self.version) if self.version else None
         if note is not None:
             yield note
 
     def given(self, names: str) -> dict[str, Any]:
-        """Return the given values of the fields ``names`` (words), by name; None if not given."""
+        """Return the fields ``names`` (separated by spaces) with their values; None: not given."""
         return {name: getattr(self, name) for name in names.split()}
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
-        """Return the settings for writing to ``store`` from the fields ``names``; ``more`` takes
-        precedence.
+        """Return the settings for writing to ``store``, from the fields ``names`` (separated by
+        spaces) and from ``more``, which has priority.
         Raises: the errors of `settings_from`.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
@@ -103,26 +102,28 @@ class EngineOptions(OptionGroup):
                              **store.over_conf({**self.given(names), **more}))
 
 
-#: The options of `EngineOptions` for putting single messages,
+#: Options of `EngineOptions` for commands that write single messages.
 PUT = ("flush cluster version lmq multi_dispatch consumequeue_ext append_properties_crc "
        "disk_watermark")
-#: for putting many,
+#: Options of `EngineOptions` for commands that write many messages.
 PUT_MANY = ("flush mapped warm preallocate transient_pool cluster version lmq multi_dispatch "
             "consumequeue_ext append_properties_crc disk_watermark")
-#: for an empty store,
+#: Options of `EngineOptions` for commands that create an empty store.
 NEW_STORE = ("version batch_consumequeue_file_size consumequeue_ext consumequeue_ext_file_size "
              "lmq multi_dispatch append_properties_crc message_delay_level")
-#: and for making again what is derived from the log.
+#: Options of `EngineOptions` for commands that rebuild consume queues or the index from the log.
 REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
            "consumequeue_ext_file_size batch_consumequeue_file_size")
 
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
                   files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
-    """Return the settings for writing to a store; ``given`` are fields of `Settings`; None: not
-    given. ``sizes_given``: a broker.conf specifies the form of consume queues. See
-    `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors.
-    Raises: NotAStoreError; RefusedError if nothing proves which form consume queues would have.
+    """Return the settings for writing to a store. ``given``: fields of `Settings`, None if not
+    given. ``sizes_given``: whether a broker.conf determines the form of the consume queues.
+    ``files``, priorities, other errors: see `rmqctl.broker.settings.resolve`.
+
+    Raises: NotAStoreError; UnsupportedError for a structure that cannot be written; RefusedError if
+    the form of the consume queues or the size of the index is unknown.
     """
     from rmqctl.broker.queue_form import require_proven
     from rmqctl.broker.settings import resolve

@@ -1,4 +1,4 @@
-"""Options of commands that show messages: selection of messages and of their fields."""
+"""Options of commands that show messages: which messages, and which of their fields."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 NARROW = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
           "total_size", "body")
 BRIEF = (*NARROW[:-2], "offset_msg_id", "unique_key", *NARROW[-2:])
-"""Columns for people if no fields were named; `NARROW` is used on a terminal that is too narrow for
-ids.
+"""Columns of messages for people if ``--fields`` is not given. On a narrow terminal, `NARROW` is
+used, without message ids.
 """
 _WIDE_COLUMNS = 150
 _MAX_PREVIEW, _MIN_PREVIEW = 64, 16
 _OTHER_COLUMNS = 130
-"""Approximate width on a terminal of all brief columns except the body."""
+"""Approximate width in characters of all columns in `BRIEF` except the body."""
 
 Fields = Annotated[str | None, typer.Option(
     "--fields", metavar="A,B,C",
@@ -50,8 +50,8 @@ Fields = Annotated[str | None, typer.Option(
 
 
 def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Raise UsageError for executable code that a defaults file or an environment variable names,
-    because other users may be able to write these.
+    """Raise UsageError if ``--decode python:…`` was set in the configuration file or environment,
+    which other users may be able to change. Such a decoder runs code.
     """
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (
@@ -106,9 +106,9 @@ class SelectOptions(OptionGroup):
              "repeatable, all match.")] = None
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
-        """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
-        called if a condition is on a field of the body; without ``decoding``, such a condition is
-        not allowed.
+        """Return these options as a selection of messages. ``tz``: the zone of times that are given
+        without one. ``decoding``: returns the decoder of bodies, for conditions on fields of the
+        body; None: such conditions are not allowed.
         Raises: UsageError.
         """
         from rmqctl.store.query.select import Selection
@@ -125,13 +125,13 @@ class SelectOptions(OptionGroup):
         return tuple(read_condition(raw, tz, decoding) for raw in self.where or ())
 
 
-#: The options of `SelectOptions` for what reads a log in its order.
+#: The options of `SelectOptions` for commands that read the log in physical order.
 IN_LOG_ORDER = "topic queue since until tag key where"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions(OptionGroup):
-    """Options for the fields and the form of shown messages."""
+    """Options for how messages are shown: fields, bodies, digests, time zone."""
 
     fields: Fields = None
     body: Body = "auto"
@@ -148,23 +148,22 @@ class MessageOptions(OptionGroup):
         return decoding_of(self.decode)
 
     def decoding(self) -> Decoding:
-        """Return the decoder of bodies, always the same object. The default ``auto`` applies only
-        if a field or condition needs decoded bodies. Raises: UsageError, StoreIOError,
-        MissingExtraError.
+        """Return the decoder of bodies for ``--decode`` (default: ``auto``); every call returns the
+        same object. Raises: UsageError, StoreIOError, MissingExtraError.
         """
         return self._decoding
 
     def tell_undecoded(self, out: Output) -> None:
-        """Report the bodies that should have been decoded and were not."""
+        """Print the number of bodies that could not be decoded, if bodies were decoded."""
         if "_decoding" in self.__dict__:
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """Return the fields to show: the fields that the user named; otherwise all for programs, a
-        few for people.
+        """Return the fields to show: those named by ``--fields``; by default, all fields in output
+        for programs, and a few in output for people.
 
-        ``more``: fields that a command adds to those of the message object; users may name them,
-        too. Raises: UsageError for an unknown field.
+        ``more``: fields that the command adds to a message, which ``--fields`` may also name.
+        Raises: UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -191,8 +190,8 @@ class MessageOptions(OptionGroup):
 
 
 def decoding_of(name: str | None) -> Decoding:
-    """Return the decoding that ``--decode`` (default: ``auto``) requests. Raises: UsageError,
-    StoreIOError, MissingExtraError.
+    """Return the decoder of bodies for the value ``name`` of ``--decode`` (None: ``auto``). Raises:
+    UsageError, StoreIOError, MissingExtraError.
     """
     from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
@@ -200,8 +199,8 @@ def decoding_of(name: str | None) -> Decoding:
 
 
 def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
-    """Report once how many bodies were not decoded, and the reason for the first one unless
-    ``redact`` is set.
+    """Print the number of bodies that were not decoded, and the first one's offset and problem
+    unless ``redact`` is set.
     """
     if decoding.problems:
         first = "" if redact else f", the first at {decoding.first_problem}"
@@ -213,7 +212,7 @@ def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> 
 
 
 def _preview(out: Output) -> int:
-    """Return the number of bytes of a body that fit in the rest of a terminal line."""
+    """Return the number of bytes of a body that fit in a terminal line after other columns."""
     if out.format != "table":
         return _MAX_PREVIEW
     return min(max(out.human().width - _OTHER_COLUMNS, _MIN_PREVIEW), _MAX_PREVIEW)

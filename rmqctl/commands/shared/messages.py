@@ -1,4 +1,4 @@
-"""Shared parts of commands that print messages: rows and cells, problems, the exit code."""
+"""Code that commands which print messages share: rows and cells, problems, the exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 5
 _MIN_BY_COLUMN = 32
-"""Minimum number of messages per page for which creating JSON by column is faster."""
+"""Minimum messages in a page for which JSON is created column by column, which is faster."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,
@@ -34,7 +34,7 @@ def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projecti
 
 
 def message_render(tz: tzinfo) -> Render:
-    """Return the functions that format a message's fields for people."""
+    """Return the functions that format fields of a message for people, by field name."""
     def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
@@ -43,7 +43,7 @@ def message_render(tz: tzinfo) -> Render:
 
 def rows_of(out: Output, pages: Iterable[Page],
             projection: Projection) -> Iterator[Mapping[str, Any] | Encoded]:
-    """Yield the rows of all pages, one page at a time; for JSON, complete pages if possible."""
+    """Yield the rows of all pages; for JSON output, a large page is yielded as encoded lines."""
     objects: JsonObjects | None = None
     for page in pages:
         if objects is None and out.is_json and len(page) >= _MIN_BY_COLUMN and (
@@ -60,7 +60,7 @@ def rows_of(out: Output, pages: Iterable[Page],
 
 def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
                  faults: ReadFaults) -> None:
-    """Print single records. For people, a single message is shown with all its fields."""
+    """Print messages that a query found. For people, a single message gets all its fields."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
     from rmqctl.store.projection import DECODED
@@ -76,8 +76,8 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """Return all fields of a message for people: times and flags as text, each property
-    only once.
+    """Return the fields of a message for people, with times and flags as text, and without
+    ``properties_raw``, which repeats the properties.
     """
     from rmqctl.formats.local import sysflag
 
@@ -92,20 +92,20 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
 
 
 def not_found(out: Output, faults: ReadFaults, *reasons: str) -> None:
-    """Report why a query found nothing; set the exit code to at least 1."""
+    """Warn why a query found nothing, which makes the exit code at least 1."""
     for reason in reasons:
         out.warn(reason)
     faults.has_findings = True
 
 
 def undecided_text(count: int) -> str:
-    """Return the note about records that may be messages and are not shown."""
+    """Return a note on undecided records, which may be messages and are not shown."""
     return (f"{counted(count, 'record')} not shown: it is not certain whether they are "
             "messages or part of a damaged body")
 
 
 class ReadFaults:
-    """The problems during a read: reported on stderr, and counted for the exit code."""
+    """The problems found while messages are read, for warnings and for the exit code."""
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
         self._out, self._show = out, show
@@ -114,7 +114,7 @@ class ReadFaults:
         self._bad_crc_count = self.undecided = 0
 
     def report(self, problem: Problem) -> None:
-        """Report a problem when it occurs."""
+        """Print a problem, and record it for the exit code."""
         if problem.is_fault:
             self._out.warn(problem.text)
             self.has_findings = True
@@ -124,7 +124,7 @@ class ReadFaults:
             self._out.note(problem.text)
 
     def judged(self, pages: Iterable[Page]) -> Iterator[Page]:
-        """Yield the pages; count messages with a CRC mismatch and report them at the end."""
+        """Yield the pages, then warn about all messages in them that have a CRC mismatch."""
         for page in pages:
             checked = page.numbers("crc_ok")
             if not checked.all():
@@ -147,8 +147,8 @@ class ReadFaults:
         self.has_findings = True
 
     def end(self) -> None:
-        """Report bodies that were not decoded (not an error) and records that were not shown. Exit
-        with 5 if something could not be read, with 1 if there was damage.
+        """Print notes on undecoded bodies and undecided records, and end the run if there were
+        problems: with exit code 5 if data could not be read, with 1 if data was damaged.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)

@@ -1,8 +1,8 @@
-"""Shared options and arguments of commands, each declared once.
+"""Options and arguments that several commands share.
 
-An alias (``jobs: Jobs = 1``) is one option; a group (``store: StoreOptions``) is a dataclass whose
-fields are options, with methods that use them. Values arrive parsed: sizes and offsets as int, the
-zone as tzinfo. See `rmqctl.commands.app.option_groups` for how typer sees a group.
+A type alias such as ``Jobs`` declares one option. A group such as ``StoreOptions`` is a dataclass
+whose fields are options, with methods that use their values. Commands receive parsed values: sizes
+and offsets as int, the zone as tzinfo. `rmqctl.commands.app.option_groups` describes groups.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STORE = "Store layout"
 
 
 def complete_folders(incomplete: str) -> Iterator[str]:
-    """Yield, for shell completion, the directories whose path begins with ``incomplete``."""
+    """Yield the directories whose path begins with ``incomplete``, for shell completion."""
     head, tail = os.path.split(incomplete)
     try:
         with os.scandir(head or ".") as entries:
@@ -72,7 +72,7 @@ Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """The options that every command has, from which the command's `Output` is created."""
+    """Output options, which every command has. The command receives an `Output` for them."""
 
     output: OutputFormat = None
     quiet: Annotated[int, typer.Option(
@@ -105,7 +105,7 @@ _All = Annotated[bool, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOptions(OutputOptions):
-    """Output options of a command whose page has a table of findings or actions."""
+    """Output options of a command that shows a table of findings or actions to people."""
 
     every: _All = False
 
@@ -130,10 +130,10 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(OptionGroup):
-    """The layout of a store, for stores whose files do not show it.
+    """Options for the layout of a store: folders and sizes.
 
-    Options override the broker's configuration file, which overrides the layout that the files
-    show.
+    A given option has priority over the broker's configuration file, which has priority over what
+    is detected from the store's files.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
@@ -160,14 +160,14 @@ class LayoutOptions(OptionGroup):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the folders of a multi-path commitlog that options name; an empty list if no
-        option was given.
+        """Return the folders of a multi-path commitlog that ``--commitlog-dir`` names; empty if the
+        option is not given.
         """
         return tuple(self.commitlog_dirs or ())
 
     def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
-        """Return the given log folders, or else the folders that broker.conf names for a single
-        store.
+        """Return the log folders that ``--commitlog-dir`` names; without the option and with one
+        store root, the log folders that broker.conf names.
         """
         if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
             return tuple(self.commitlog_dirs or ())
@@ -185,16 +185,16 @@ class LayoutOptions(OptionGroup):
                      folders_given=bool(self.commitlog_dirs))
 
     def given_sizes(self) -> dict[str, Any]:
-        """Return the sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
+        """Return the sizes from options or broker.conf, by field of `Settings`; None: not set."""
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
         return {name: from_conf.get(name) if getattr(self, name) is None else getattr(self, name)
                 for name in ("commitlog_file_size", "consumequeue_file_size", "index_slots",
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the broker's configuration file by their names in
-        `rmqctl.broker.settings.Settings`, overridden by the sizes and by the values that are set in
-        ``given``.
+        """Return fields of `rmqctl.broker.settings.Settings`. In rising priority, the values come
+        from the broker's configuration file, the size options, and those in ``given`` that are not
+        None.
         """
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -203,7 +203,7 @@ class LayoutOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions(LayoutOptions):
-    """The argument STORE and the layout of the store."""
+    """The argument STORE, and the options for the layout of the store."""
 
     # typer does not check that the path exists: the library reports problems with its exit code.
     root: Annotated[str, typer.Argument(
@@ -214,7 +214,7 @@ class StoreOptions(LayoutOptions):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the given log folders, or else the folders of broker.conf if it names several."""
+        """Return the log folders that ``--commitlog-dir`` names, else those of broker.conf."""
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
@@ -225,7 +225,7 @@ class StoreOptions(LayoutOptions):
 
     @contextmanager
     def sampled(self, out: Output) -> Iterator[OpenedStore]:
-        """Open the store; if it is remote, find the end of its files by sampling, and
+        """Open the store for reading. For a remote store, find the ends of files by sampling, and
         print a note.
         """
         from rmqctl.store import Store as OpenedStore
@@ -252,8 +252,8 @@ class StoreOptions(LayoutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStore(StoreOptions):
-    """The argument STORE of a command that predicts a startup and reports the settings of
-    broker.conf itself.
+    """Like `StoreOptions`, for a command that predicts a startup. It prints no warnings about
+    broker.conf, because the prediction includes its settings.
     """
 
     def warnings(self) -> Iterator[str]:
@@ -289,7 +289,7 @@ Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
-    """Return the sizes, with the form of consume queues that an option sets."""
+    """Return ``sizes`` with the consume queue form of ``--consumequeue``; None: not given."""
     if form is None:
         return sizes
     from rmqctl.broker.queue_form import STORE_TYPES
@@ -335,8 +335,8 @@ Jobs = Annotated[int, typer.Option(
 
 
 def worker_count(jobs: int) -> int:
-    """Return the number of threads for ``--jobs``; 0 means one for each core that this process may
-    use.
+    """Return the number of worker threads for the value of ``--jobs``; for 0, the number of cores
+    that this process may use.
     """
     if jobs:
         return jobs
@@ -348,8 +348,8 @@ def worker_count(jobs: int) -> int:
 
 
 def _cores_of_container() -> int:
-    """Return the CPU limit of the container (cgroup v2) in cores, rounded up; a large number
-    without a limit.
+    """Return the CPU limit of the container (cgroup v2) as a number of cores, rounded up; a large
+    number if there is no limit.
     """
     try:
         with open(_CPU_LIMIT, encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""A plan as a document for programs and as a page for people."""
+"""Output of a repair plan: a JSON document for programs, a page for people."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|"
                            r"(MANIFEST|OPTIONS)-\d{6}")
-"""File names that a broker uses: files of the log, of queues, of the index and of a RocksDB
-database.
+"""Matches the names of a broker's files in the log, the consume queues, the index, and RocksDB
+databases.
 """
 _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholder with the "
                  "property RMQCTL=lost.")
@@ -40,19 +40,19 @@ _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholde
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, with further ``fields`` of its JSON document and the text above the plan on the page
-    for people.
+    """A plan, and what a command shows with it: ``fields`` of the JSON document, and a ``summary``
+    above the actions on the page for people.
 
-    ``ends_with``: the exit code after showing or applying it. ``impact``: its cost, if the plan's
-    list of lost messages does not show it. ``instead``: the command words to continue with if the
-    plan cannot be applied. ``refused``: why it is not applied as it is; ``choice``: options of
-    which one has to be added, ``why_choose``: what they decide. ``unfinished``: pairs that describe
-    an interrupted repair. ``moved``: every file that is moved aside. ``is_repair``: it is the third
-    of the four steps. ``tail``: the damaged end of the log, if it can be truncated instead.
-    ``room``: the space that the plan needs, before it is applied. ``listed``: tables above the
-    actions: heading, rows and columns. ``also``: an addition to the verdict. ``checked_by``: the
-    words of the command that checks the store afterwards. ``purges``: kept files are deleted at
-    once, so nothing can be undone.
+    ``ends_with``: exit code after the plan was shown or applied. ``impact``: affected messages, if
+    other than those in the plan. ``instead``: words of the command to run instead of ``--apply``.
+    ``refused``: why ``--apply`` rejects the plan. ``choice``: alternatives, of which the user must
+    add one to the command line; ``why_choose``: what they decide. ``unfinished``: description of an
+    interrupted repair. ``moved``: all files that are moved aside. ``is_repair``: the plan is step 3
+    (repair) of the four steps. ``tail``: the damaged end of the log, which could be truncated
+    instead. ``room``: disk space that the plan needs. ``listed``: tables above the actions, each
+    (heading, rows, columns). ``also``: text to add to the verdict. ``checked_by``: words of the
+    command that checks the store afterwards. ``purges``: kept files are deleted, so `undo` cannot
+    revert the plan.
     """
 
     plan: Plan
@@ -77,8 +77,9 @@ class Proposal:
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
-    """Show the plan as a document, or as a page for people; with ``done``, also show the result.
-    ``following``: the next command; after a plan was applied, the command that checks the store.
+    """Show the plan as a JSON document or as a page for people. ``last``: last sentence of the
+    page. ``following``: the command to run next. ``done``: result fields if the plan was applied;
+    ``following`` is then the command that checks the store.
     """
     plan = proposal.plan
     impact = _impact(proposal)
@@ -100,7 +101,7 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
 
 
 def _is_one_line(proposal: Proposal) -> bool:
-    """Return whether the page consists of the verdict alone."""
+    """Return whether the page for people needs only one line, the verdict."""
     plan = proposal.plan
     return plan.empty and not (plan.actions or proposal.unfinished or any(
         rows for _, rows, _ in proposal.listed) or _impact(proposal) or (
@@ -108,7 +109,7 @@ def _is_one_line(proposal: Proposal) -> bool:
 
 
 def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
-    """Return the expected or actual result of a plan, in one line."""
+    """Return in one line what the plan will do or, if it was applied, what it has done."""
     plan = proposal.plan
     lost = _lost_by(plan, document)
     parts = [counted(len(plan.actions), "change")] if plan.actions else []
@@ -138,7 +139,7 @@ def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
 
 
 def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
-    """Return the next command, or all commands from which the user has to choose."""
+    """Return the next step, or several alternative steps from which the user has to choose."""
     from rmqctl.checks.advice import NextStep
 
     if following is None:
@@ -165,8 +166,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after a plan was applied: reset the consumer offsets that are then beyond
-    the end of a queue, and check the store again with ``look``.
+    """Return the steps after the plan was applied: for each group with offsets beyond the end of a
+    queue, reset these offsets; then check the store with the command ``look``.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 
@@ -226,7 +227,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
 
 def _listed(page: Human, heading: Phrase, rows: Sequence[Mapping[str, Any]],
             columns: Sequence[str]) -> None:
-    """Show a table above the plan's actions."""
+    """Show one of the tables above the plan's actions, unless it is empty."""
     if rows:
         page.heading(heading)
         page.table(map(blank_for_none, rows[:None if page.every else _MAX_SHOWN]), columns)
@@ -245,9 +246,9 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show, by folder, the moved files that no visible action names: files with a broker's file
-    names together in one row, any other file in a separate row. ``is_complete``: each action has
-    its own line.
+    """Show a table, by folder, of the files to move aside that are not in the table of actions. In
+    each folder, three or more files with a broker's file names share one row, and every other file
+    has its own. ``is_complete``: whether each action has its own row in the table of actions.
     """
     actions = proposal.plan.actions
     listed = actions[:_MAX_SHOWN] if is_complete and not page.every else actions
@@ -281,7 +282,7 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the next command, if any; ``where``: its step in the chain."""
+    """Show the command to run next, if any, after ``where``: which of the four steps it is."""
     if following is not None:
         page.heading("What next")
         if where is not None:
@@ -290,7 +291,7 @@ def what_next(page: Human, following: str | None, where: Phrase | None = None) -
 
 
 def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace unknown values with empty cells."""
+    """Return a table row with None values replaced by empty cells."""
     return {name: "" if value is None else value for name, value in row.items()}
 
 

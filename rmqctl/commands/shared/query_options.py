@@ -1,4 +1,4 @@
-"""Options of queries by key for a store and a tier."""
+"""Options for finding messages by key, in a store or in a tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.parse_values import parse_time_range
 
 @dataclass(frozen=True, kw_only=True)
 class KeyQuery(OptionGroup):
-    """Options that select messages by key."""
+    """Options that select messages of a store by key."""
 
     topic: RequiredTopic
     key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="Message key.")]
@@ -31,8 +31,8 @@ class KeyQuery(OptionGroup):
         "--raw", help="Also show messages of other keys with the same hash.")] = False
 
     def window(self, tz: tzinfo) -> tuple[int, int]:
-        """Return (from, to) in epoch ms, both inclusive; the range of all times if no option is
-        given. Raises: UsageError.
+        """Return the first and the last store time to search, in epoch ms; without ``--since`` or
+        ``--until``, that end is unlimited. Raises: UsageError.
         """
         from rmqctl.store.query.lookup import FOR_EVER
 
@@ -41,7 +41,7 @@ class KeyQuery(OptionGroup):
 
     @property
     def nothing(self) -> str:
-        """Return the text for an empty result."""
+        """Return the text to print if no message was found."""
         return f"no message of topic {self.topic} with the key {self.key}"
 
 

@@ -1,4 +1,4 @@
-"""Output of ``rmqctl serve`` while it runs: lines, a screen, metrics."""
+"""Output of ``rmqctl serve`` while it runs: lines, a live view, an endpoint for metrics."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     from rmqctl.output.screen import Screen
 
 _MAX_NAME = 255
-"""Maximum UTF-16 units of a name in an event. A unit has at most six bytes in JSON, and a pipe
-accepts a line with two such names without blocking.
+"""Maximum length of a name in an event, in UTF-16 code units; longer names are cut. A code unit has
+at most six bytes in JSON, so a pipe accepts a line with two such names without blocking.
 """
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
 _RETRY_S = 0.01
 _MAX_CLIENTS, _MAX_HEAD = 64, 8 << 10
-"""Maximum number of simultaneous clients that request metrics, and maximum bytes of a request."""
+"""Limits of the metrics endpoint: simultaneous connections, and bytes of a request header."""
 _HEAD_LINES = 18
-"""Number of screen lines other than the rows of groups, topics and clients."""
+"""Number of lines of the live view that are not table rows of groups, topics or clients."""
 
 
 class ServeOutput:
-    """The output of a server's events, problems and figures. The server does not wait for a reader:
-    if nobody reads the output, events are dropped, and the next event contains their number.
+    """Prints a server's events, problems and figures. The server never waits for the program that
+    reads its output: while this program does not read, events are dropped, and the next event
+    contains the number of dropped events.
     """
 
     def __init__(self, out: Output) -> None:
@@ -54,7 +55,7 @@ class ServeOutput:
 
     @contextmanager
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
-        """Show the output of a server until the end of the block."""
+        """Show the events and figures of ``server`` while the ``with`` block runs."""
         self._server, self._metrics = server, metrics
         self._watch = figures.CountWatch(server)
         self._started = time.monotonic()
@@ -76,8 +77,8 @@ class ServeOutput:
                 self._out.warn(text)
 
     def ready(self) -> None:
-        """Announce that clients can connect.
-        Raises: StoreIOError if the port for metrics is not available.
+        """Open the port for metrics, and print that clients can connect.
+        Raises: StoreIOError if the port is not available.
         """
         # The proxy already listens; the port for metrics is opened now.
         server = self._server
@@ -113,7 +114,7 @@ class ServeOutput:
     # -- events -------------------------------------------------------------------------------
 
     def tell(self, **event: Any) -> None:
-        """Print an event."""
+        """Print an event, or drop it if the reader of the output does not read."""
         if not self._wanted:
             return
         if not self._out.takes_a_line:
@@ -132,7 +133,7 @@ class ServeOutput:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """Print an event; wait at most `_PATIENCE_S` for the reader of the output to catch up."""
+        """Print an event; wait up to `_PATIENCE_S` seconds until the reader of the output reads."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)
@@ -143,7 +144,7 @@ class ServeOutput:
             self.tell(**event)
 
     def warn(self, text: str) -> None:
-        """Report a problem: on the screen, and on stderr after the screen is closed."""
+        """Print a warning: in the live view, and again on stderr when the live view is closed."""
         self._notes.append(text)
         if self._screen is None:
             self._out.warn(text)
@@ -151,7 +152,7 @@ class ServeOutput:
             self._held_back.append(text)
 
     def failed(self, name: str, error: Exception) -> None:
-        """Report an unexpected exception in a handler."""
+        """Print a warning about an unexpected exception in the handler ``name``."""
         self.warn(f"{name}: {type(error).__name__}: {error} (a defect of rmqctl, please report it)")
         if self._out.verbose > 1:
             self.warn("".join(traceback.format_exception(error)))
@@ -176,8 +177,9 @@ def _cut(name: str) -> str:
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
              seconds: float, **ends: str) -> None:
-    """Show the current activity, with ``rows`` rows in total for groups, topics and clients.
-    ``ends``: other addresses, by name.
+    """Show the live view: connections, rates, and tables of groups, topics and clients with
+    ``rows`` rows in total. ``notes``: recent problems. ``seconds``: time since the start. ``ends``:
+    addresses of other services, by name.
     """
     # Totals of the last second, over all brokers.
     brokers = server.brokers
@@ -226,8 +228,8 @@ def _lag_style(value: Any) -> str | None:
 
 
 class _Metrics:
-    """The endpoint for Prometheus, in the event loop of the other ports; its figures are at most
-    one second old. If too many clients connect, the oldest connection is closed.
+    """HTTP endpoint with metrics for Prometheus, which runs in the server's event loop. Its figures
+    are at most one second old. If too many clients connect, the oldest connection is closed.
     """
 
     def __init__(self, server: Server) -> None:
@@ -238,7 +240,7 @@ class _Metrics:
         self._page = b""
 
     async def serve(self, bound: socket.socket) -> None:
-        """Answer requests until cancelled."""
+        """Answer HTTP requests until this task is cancelled."""
         async with await asyncio.start_server(
                 self._answer, sock=bound, limit=_MAX_HEAD) as http:
             await http.serve_forever()

@@ -1,4 +1,4 @@
-"""Options of commands that can run on Spark, and the worker pool for these commands."""
+"""Options of commands that can run on Spark, and the threads or Spark session that they use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SPARK = "Spark"
 EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
-"""Minimum bytes of log for which `auto` uses the Spark cluster that the options name."""
+"""Minimum size of the logs in bytes for which ``--engine auto`` uses a given Spark cluster."""
 
 Stores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,
@@ -49,7 +49,7 @@ QueryFile = Annotated[str | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions(OptionGroup):
-    """Options for the engine: threads of this process, or Spark."""
+    """Options for the engine that reads the logs: threads of this process, or Spark."""
 
     engine: Annotated[EngineName | None, typer.Option(
         "--engine", rich_help_panel=_SPARK,
@@ -73,19 +73,19 @@ class SparkOptions(OptionGroup):
 
     @property
     def workers(self) -> int:
-        """Return the number of threads of this process."""
+        """Return the number of worker threads if this process reads the logs itself."""
         return worker_count(self.jobs)
 
     @contextmanager
     def session(self, out: Output) -> Iterator[Any]:
-        """Yield a Spark session; print a note while it starts. Raises: UsageError."""
+        """Yield a Spark session with these options. Raises: UsageError."""
         with spark_session(out, self.master, self.conf, self.spark_log) as spark:
             yield spark
 
     @contextmanager
     def pool(self, out: Output, size: int, jobs: int | None = None) -> Iterator[Pool]:
-        """Yield the pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or
-        Spark.
+        """Yield the pool that processes ``size`` bytes of log: ``jobs`` threads (default:
+        `workers`), or Spark.
         """
         name, why = chosen_engine(self.engine, self.master, size)
         asked = self.engine == "auto" or (self.engine is None and name == "spark")
@@ -105,8 +105,8 @@ class SparkOptions(OptionGroup):
 
 
 def _show_kernels(out: Output, used: set[str]) -> None:
-    """Report the kernel that the workers used. The report is always printed if a worker had no
-    compiled kernel although this machine has one.
+    """Print which kernel (compiled or Python) the Spark workers used: as a note if a worker lacked
+    the compiled kernel that this machine has, else only with ``-v``.
     """
     is_slower = "python" in used and kernel.name() == "compiled"
     which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else
@@ -115,8 +115,8 @@ def _show_kernels(out: Output, used: set[str]) -> None:
 
 
 def named_stores(names: list[str] | None) -> list[str]:
-    """Return the store roots that arguments name, in order, with patterns expanded and without
-    duplicates.
+    """Return the store roots that STORE arguments (or RMQCTL_STORE) name, in order, with patterns
+    expanded and duplicates removed.
     """
     if not names:
         store = os.environ.get(STORE_VARIABLE)
@@ -141,12 +141,13 @@ def named_stores(names: list[str] | None) -> list[str]:
 
 
 def roots_named(first: str, more: list[str] | None) -> list[str]:
-    """Return the store roots of a command with one or more STORE arguments."""
+    """Return the store roots for one STORE argument and ``more`` of them, as `named_stores`."""
     return [first] if not more and os.path.lexists(first) else named_stores([first, *(more or ())])
 
 
 def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
-    """Return (stores, query); the query is the last argument, unless it comes from a file.
+    """Split ``arguments`` into (stores, query). The query is the last argument; with ``file``, all
+    arguments are stores, and the query is read from the file.
     Raises: UsageError, StoreIOError.
     """
     if file is not None:
@@ -170,7 +171,7 @@ def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str],
 
 
 def conf_of(given: list[str] | None) -> dict[str, str]:
-    """Return Spark's settings from ``NAME=VALUE`` texts. Raises: UsageError."""
+    """Return the Spark settings that ``--conf NAME=VALUE`` options set. Raises: UsageError."""
     conf = {}
     for text in given or ():
         name, sign, value = text.partition("=")
@@ -182,7 +183,7 @@ def conf_of(given: list[str] | None) -> dict[str, str]:
 
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
         Literal["local", "spark"], str]:
-    """Return (engine, reason) for ``size`` bytes of log; ``engine`` None means auto."""
+    """Return (the engine to use for ``size`` bytes of log, why); ``engine`` None: auto."""
     if engine is not None and engine != "auto":
         return engine, "requested"
     if master.startswith("local"):
@@ -196,7 +197,7 @@ def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
 @contextmanager
 def spark_session(out: Output, master: str, conf: list[str] | None, log: str | None) -> Iterator[
         Any]:
-    """Yield a Spark session for a command; print a note while it starts."""
+    """Yield a Spark session for a command; show progress while Spark starts."""
     from rmqctl.ext.spark.session import session
     from rmqctl.store.inside_store import refuse_in_store
 
@@ -210,8 +211,8 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
 
 
 def tasks_shown(progress: Progress) -> Callable[[int, int], None]:
-    """Return a function that passes (tasks done, total tasks) to a progress bar; if a job restarts,
-    the count begins at zero.
+    """Return a function that shows (tasks done, total tasks) in a progress bar. The number of tasks
+    done may decrease, as when Spark restarts a job.
     """
     reported = [0]
 

@@ -1,4 +1,4 @@
-"""Shared parts of the ``stats`` commands: file selection, engine, table and plots."""
+"""Code that the ``stats`` commands share: selecting files, counting, tables and charts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messag
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions(OptionGroup):
-    """Options for what is counted, and for how the figures are shown."""
+    """Options for which messages to count, and how to show the figures."""
 
     topic: Topic = None
     since: Since = None
@@ -61,8 +61,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StoreGaps(NamedTuple):
-    """Known gaps in the figures of a store: ``lost`` messages, and whether the log has ``holes``
-    (zeros or a missing file between messages).
+    """Data that is known to be missing from the figures of a store. ``lost``: numbers of lost
+    messages. ``holes``: whether the log has zeros or a missing file between messages.
     """
 
     lost: MissingMessages
@@ -71,9 +71,9 @@ class StoreGaps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatsFigures:
-    """The figures. ``sums``: by store, in order; ``stores``: the store names, if they are shown;
-    ``lacking``: the gaps of each store (empty: not determined). ``by`` is the requested key:
-    ``store``, or the key of the sums.
+    """The figures to show. ``by``: the key to count by. ``sums``: the figures of each store.
+    ``stores``: names of the stores, in the order of ``sums``; None: not shown. ``lacking``: what is
+    missing from the figures of each store; empty: not determined.
     """
 
     by: str
@@ -97,7 +97,7 @@ class StatsFigures:
 
 
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
-    """Warn about messages that the figures do not include."""
+    """Warn about data that was not counted, and about messages counted despite a wrong CRC."""
     where = "" if store is None else f"{store}: "
     if sums.bytes_damaged:
         out.warn(
@@ -122,8 +122,8 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
-    """Print the figures in the chosen form; exit with 5 if part of a log was not read, 1 if it is
-    damaged.
+    """Print the figures in the chosen format. End the run with exit code 5 if a part of a log could
+    not be read, 1 if a log is damaged or has lost messages.
     """
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
@@ -169,7 +169,7 @@ def _show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
 
 
 def _values_shown(page: Human, by: str) -> tuple[str, ...]:
-    """Return the columns of figures that fit on the screen."""
+    """Return the names of the figures that fit on the screen as columns."""
     if page.width < _BRIEF_COLUMNS:
         return _NARROW
     wide = page.width >= _WIDE_COLUMNS and by not in ("minute", "hour", "day")
@@ -177,13 +177,13 @@ def _values_shown(page: Human, by: str) -> tuple[str, ...]:
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the text for a key; for people, a missing tag or key is shown by a name."""
+    """Return a row for people: a missing tag or key becomes ``(no tag)`` or ``(no key)``."""
     absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
     return {**row, **absent} if absent else row
 
 
 def document_of(figures: StatsFigures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
-    """Return the JSON object of the figures, with the rows ``shown``, a selection of ``groups``."""
+    """Return the figures as a JSON object, with the rows ``shown`` out of ``groups`` rows."""
     from rmqctl.store.stats import total
 
     document = {
@@ -244,7 +244,7 @@ def _render(by: str, tz: tzinfo) -> Render:
 
 
 def _bin_text(value: Any, by: str, tz: tzinfo) -> str:
-    """Return a day as ``2023-11-14``, an hour or minute as ``2023-11-14 22:15``."""
+    """Return the text of a day (``2023-11-14``), hour or minute (``2023-11-14 22:15``)."""
     try:
         moment = (_EPOCH + timedelta(milliseconds=value)).astimezone(tz)
     except (OverflowError, ValueError, TypeError):  # outside the calendar, or "(other)"
@@ -300,7 +300,7 @@ def _plot(
 
 
 def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
-    """Draw a plot with time from left to right; return False if the time range is too long."""
+    """Draw a chart with time from left to right; return False if the time range is too long."""
     from rmqctl.output.plot import columns
     from rmqctl.store.stats import TIME_STEPS
 
@@ -336,7 +336,7 @@ def _label(name: str, value: Any, render: Render) -> str:
 
 
 def _whole(value: float) -> float:
-    """Return a whole number as an int, so that it is formatted as a count or a size."""
+    """Return ``value``, as an int if it is integral, so that it is formatted as a count or size."""
     return int(value) if value == int(value) else value
 
 
@@ -345,7 +345,7 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StatsSource:
-    """The log files of a store that will be read; ``opened`` is the store."""
+    """The log files of a store that will be read. ``store``: its name; ``opened``: the store."""
 
     store: str
     files: list[StoreFile]
@@ -353,8 +353,8 @@ class StatsSource:
 
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
-        """Return the files that may contain messages of the given time; ``name`` is set if there
-        are several stores.
+        """Return the log files that may contain messages of the time range in ``query``. ``name``:
+        the store's name if several stores are counted.
         """
         from rmqctl.store.stats import choose_files
 
@@ -373,7 +373,7 @@ class StatsSource:
 
 
 def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int) -> int:
-    """Return the size of a range in bytes; ``partitions``: the number for the largest store."""
+    """Return the size of a range in bytes; the largest log has ``partitions`` ranges if given."""
     from rmqctl.store.stats import range_size_for
 
     logs = [source.files for source in sources]
@@ -384,8 +384,8 @@ def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int
 
 def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
-    """Return the sums by store (``together``: one sum for all stores), and warn about messages that
-    the sums do not include.
+    """Count the messages of each store, and warn about data that was not counted. ``together``:
+    return a single sum for all stores.
     """
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Threads
@@ -421,8 +421,8 @@ def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: Spar
 
 def lacking(out: Output, sources: Sequence[StatsSource],
             sums: Sequence[Aggregate]) -> list[StoreGaps]:
-    """Return the gaps in the log of each store and warn about them; if there is one sum for several
-    stores, the gaps of all stores together.
+    """Return what is missing from the figures of each store, and warn about it. If there is a
+    single sum for several stores, return one element for all of them.
     """
     from rmqctl.checks.preflight.missing import MissingMessages, missing
     from rmqctl.commands.shared.store_warnings import lost_texts
@@ -451,8 +451,8 @@ def lacking(out: Output, sources: Sequence[StatsSource],
 
 def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return (engine, reason, a row per store with files, ranges and bytes) for what would be read.
-    The logs are only read to find the end of the used bytes.
+    """Return what would be read: (the engine, why it was chosen, a row for each store with its
+    numbers of files, ranges and bytes). The logs are read only to find where their data ends.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

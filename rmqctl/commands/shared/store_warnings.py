@@ -1,4 +1,4 @@
-"""Warnings about a store that apply to every result."""
+"""Warnings about the state of a store, which affects every result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_log(out: Output, store: Store) -> None:
-    """Warn about files in the commitlog folder that are not commitlog files."""
+    """Warn about other files in the commitlog folders, and about stale DLedger entries."""
     for trouble in store.log_troubles:
         out.warn(f"{trouble.path}: {trouble.reason}")
     tell_left_over(out, store)
@@ -32,7 +32,7 @@ def tell_left_over(out: Output, store: Store) -> None:
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
-    """Warn if a process holds ``held`` and may change the store during the command."""
+    """Warn if a process holds the lock of the store ``held`` and may change its files."""
     if lock.held:
         values = {"held": held, "kind": lock.kind}
         out.warn(Phrase("process {pid} holds {held} ({kind}): the store is being written to; "
@@ -43,7 +43,7 @@ def warn_if_held(out: Output, lock: LockState, held: str) -> None:
 
 
 def warn_of_cut(out: Output, view: View) -> bool:
-    """Warn about messages that are hidden in the broker's view; return whether there are any."""
+    """Warn if ``view`` omits messages that a broker would truncate; return whether it does."""
     from rmqctl.broker.view import cut_by_broker
 
     cut = cut_by_broker(view)

@@ -1,5 +1,5 @@
-"""Tables of many similar findings or actions, with one line for each kind and topic; with --all,
-one line for each entry.
+"""Tables of findings or actions. If there are many, similar ones share a row: one row for each kind
+and topic. With --all, each finding or action has its own row.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_LISTED = 8
-"""Maximum number of rows up to which each entry has its own row."""
+"""Maximum number of findings or actions up to which each has its own row."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Punctuation of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _DANGLING = re.compile(r"(?:\s+(?:an?|at|by|for|from|in|of|on|the|to|with))+$")
 _MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
-"""Key in the evidence of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
+"""Key in the evidence of actions that set a group's offset (see `rmqctl.repair.offsets`)."""
 _MAX_SHARE = 0.75
-"""Maximum number of combined lines, as a share of all rows; above it, all rows are listed."""
+"""Maximum number of groups, as a share of the ungrouped rows; above it, nothing is grouped."""
 _SEVERITIES = ("error", "warning", "info")
 
 
 class Beginning(Phrase):
-    """The beginning of a text, up to its first number or punctuation mark, which similar texts
-    share.
+    """The beginning of a text, up to the first number or punctuation mark. Similar texts, such as
+    the reasons of similar actions, have the same beginning.
     """
 
     __slots__ = ()
@@ -60,8 +60,8 @@ def _beginning(text: str) -> str:
 
 def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """Show a table of findings, with rows created by ``row_of``; if there are many findings, with
-    one row for each kind and topic.
+    """Show a table of findings. ``row_of`` returns the row of a single finding; if there are many,
+    the table has one row for each kind and topic.
     """
     # A short list is shown as it is.
     if page.every or len(findings) <= MAX_LISTED:
@@ -102,8 +102,8 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """Show a table of at most ``most`` actions; if there are many actions, with one row for each
-    kind and topic. Return whether each shown action has its own row.
+    """Show a table of actions with at most ``most`` rows. If there are many actions, the table has
+    one row for each kind and topic. Return whether each action has its own row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= MAX_LISTED:
@@ -124,14 +124,14 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
 
 
 def _alike(action: Action) -> Hashable:
-    """Return a key that is equal for similar actions; for offsets, the group."""
+    """Return a key that similar actions share; actions on offsets share their group and topic."""
     proof = action.proof or {}
     return (action.action, _folder(action.target),
             (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))
 
 
 def _offsets(alike: Sequence[Action]) -> dict[str, Any]:
-    """Return a row for the offsets of a group in the queues of a topic."""
+    """Return one row for similar actions, which set a group's offsets in the queues of a topic."""
     first, proofs = alike[0], [action.proof or {} for action in alike]
     skips, again = (sum(proof[name] for proof in proofs) for name in ("skips", _AGAIN))
     what = [Phrase("skips {messages}", messages=counted(skips, "unread message"))
@@ -167,7 +167,7 @@ def _action(alike: Sequence[Action]) -> dict[str, Any]:
 
 
 def _sum(values: Sequence[Any], first: Action, folder: str) -> Any:
-    """Return the sum of counts; "" for columns of names, bytes and offsets in the log."""
+    """Return the sum of ``values`` if they are counts; "" for names, bytes or physical offsets."""
     counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     if len(counts) != len(values) or not (first.unit or _first(folder) in _QUEUES):
         return ""
@@ -181,7 +181,7 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the label under which a target is counted: the topic of a queue, or the structure."""
+    """Return what groups actions by target: the folder of a topic, the structure, or a folder."""
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:
         return "/".join(parts[:2])
@@ -190,7 +190,7 @@ def _folder(target: str) -> str:
 
 
 def _top(finding: Finding, root: str) -> str:
-    """Return the label for a finding without a topic: the structure, or the file in config/."""
+    """Return what groups a finding without a topic: its structure, or its file in the store."""
     if finding.file is None or finding.structure in ("commitlog", "index", "consumequeue"):
         return finding.structure
     return os.path.relpath(finding.file, root)

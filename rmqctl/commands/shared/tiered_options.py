@@ -1,4 +1,4 @@
-"""Options of commands on tiers: the tier's location, and the broker's local store."""
+"""Options of commands on tiers: the location of the tier, and the local store of its broker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ AsBroker = Annotated[bool, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class TierOptions(OptionGroup):
-    """The argument DIR and the layout of its tier."""
+    """The argument DIR, and the options for the layout of the tier."""
 
     root: TierRoot
     metadata: MetadataFile = None
@@ -67,7 +67,7 @@ class TierOptions(OptionGroup):
     broker_conf: TieredConf = None
 
     def value(self) -> TierOptions:
-        """Return the options, with missing values taken from broker.conf."""
+        """Return the options; values that are not given are taken from broker.conf."""
         conf = self.broker_conf
         if conf is None:
             return self
@@ -92,8 +92,8 @@ class TierOptions(OptionGroup):
 
     @property
     def _is_own(self) -> bool:
-        """Return whether broker.conf belongs to this very tier. A copied broker.conf must not make
-        rmqctl write to the original tier.
+        """Return whether broker.conf names this tier. Otherwise its metadata location is not used,
+        because a copied broker.conf must not make rmqctl write to the original tier.
         """
         path = None if self.broker_conf is None else self.broker_conf.tier_path
         return path is not None and os.path.realpath(path) == os.path.realpath(self.root)
@@ -121,7 +121,7 @@ TierIndex = Annotated[TierOptions, pick("metadata broker index_slots index_max b
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions(OptionGroup):
-    """The broker's local store, which is queried together with the tier."""
+    """Options for the broker's local store, which is queried together with the tier."""
 
     root: Annotated[str | None, typer.Option(
         "--local", metavar="STORE", autocompletion=complete_folders, rich_help_panel=_BOTH,
@@ -145,8 +145,8 @@ class LocalOptions(OptionGroup):
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """Yield a router that combines the local store, which must be given, with the tier. Raises:
-        NotAStoreError, UsageError.
+        """Yield a router, which answers queries from the local store and the tier as a broker does.
+        ``--local`` must be given. Raises: NotAStoreError, UsageError.
         """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of

@@ -1,4 +1,4 @@
-"""Options of queries by time for a store and a tier, and their answers."""
+"""Options of queries for the offset at a time, in a store or tier, and output of the answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeQuery(OptionGroup):
-    """A time in a queue, and the rule for finding its offset; subclasses add the rules of stores
-    and tiers.
+    """Options of a query for the queue offset at a time. Subclasses add the rules for choosing
+    the message, which differ between stores and tiers.
     """
 
     topic: RequiredTopic
@@ -49,7 +49,7 @@ class TimeQuery(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTimeQuery(TimeQuery):
-    """A time in a store."""
+    """Options of a query for the queue offset at a time in a store."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored at this time or later. upper: the last "
@@ -62,7 +62,7 @@ class StoreTimeQuery(TimeQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class TierTimeQuery(TimeQuery):
-    """A time in a tier."""
+    """Options of a query for the queue offset at a time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message at this time or later. upper: the last one "
@@ -75,7 +75,7 @@ class TierTimeQuery(TimeQuery):
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
                   **whose: Any) -> dict[str, Any]:
-    """Return the answer for programs; ``whose``: the rule or the source of the answer."""
+    """Return the answer as a JSON object. ``whose``: fields that name its rule or source."""
     record = answer.record
     return {
         "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
@@ -88,8 +88,8 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
-    """Show the answer to people; ``where``: the text that describes the position of the message, in
-    which ``{}`` is replaced by the offset.
+    """Return the answer for people. ``where``: text about the position of the message, in which
+    ``{}`` is replaced with the physical offset.
     """
     state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:

@@ -1,5 +1,5 @@
-"""``--track`` of the queries: the groups that consumed a message, and later copies of
-the message.
+"""The option ``--track`` of queries, which shows the groups that consumed a message, and copies of
+the message in retry and dead letter topics.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whe
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: ReadFaults, *, track: bool) -> None:
-    """Show the messages of a query. With ``track``, also show what consumer groups did with them;
-    for a DLedger log, also the headers of their entries: for programs as fields of each message,
-    for people in tables below.
+    """Show the messages that a query found. For a DLedger log, also show the entry headers of the
+    messages; with ``track``, also what consumer groups did with each message. Programs receive
+    both as fields of each message, people as tables below the messages.
     Raises: StoreIOError.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
@@ -76,8 +76,8 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: ReadFaults,
               more: Sequence[Mapping[str, Any]]) -> None:
-    """Print the messages as rows, each with its fields from ``more``; all messages have the same
-    additional fields.
+    """Print the messages as rows. ``more`` has an element for each message, with the additional
+    fields of its row; the field names are the same for all messages.
     """
     from rmqctl.store.pages import RecordPage
 
@@ -88,8 +88,9 @@ def rows_with(out: Output, records: Sequence[Record], projection: Projection, fa
 
 
 def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the field ``entry`` of each message, None if the entry's header is damaged or the
-    message is in a plain file; an empty list for a log without DLedger files.
+    """Return, for each message, a dictionary with the field ``entry``: the header of its DLedger
+    entry, or None if the header is damaged or the message is in a plain log file. Return an empty
+    list if the log has no DLedger files.
     """
     if not any(file.head for file in store.log.files):
         return []

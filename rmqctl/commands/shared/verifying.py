@@ -1,4 +1,4 @@
-"""Shared parts of the ``verify`` commands: structures to check, the tier in a store, and output."""
+"""Code that the ``verify`` commands share: ``--only``, the tier in a store, and output."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 TIERED = "tiered"
 _MAX_EXPLAINED = 3
-"""Maximum number of kinds of findings for which an `explain` command is shown."""
+"""Maximum number of `explain` commands shown, one for each kind of finding."""
 
 
 def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
-    """Return the value of ``--only``. Raises: UsageError for a name that is not in ``valid``."""
+    """Return the names in the value of ``--only``. Raises: UsageError unless in ``valid``."""
     if only is None:
         return None
     names = frozenset(name.strip() for name in only.split(",") if name.strip())
@@ -56,8 +56,8 @@ def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
 
 def show(out: Output, verdict: VerifyResult[C],
          covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
-    """Print the verdict in the chosen format; ``covered`` returns a description of the coverage,
-    for people.
+    """Print the verdict in the chosen format. ``covered``: returns a description for people of what
+    was checked.
     """
     if verdict.total > len(verdict.findings):
         out.warn(Phrase("{some} more findings counted but not listed (--limit)",
@@ -74,7 +74,7 @@ def _conclude(out: Output, verdict: VerifyResult[C]) -> None:
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a verdict, with commands that open the store with the same options."""
+    """Return a verdict's JSON object with the typed layout options added to its commands."""
     for row in (document, *document["findings"]):
         complete(row)
     return document
@@ -82,7 +82,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 
 def show_page(page: Human, verdict: VerifyResult[C],
               covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
-    """Show the verdict to people."""
+    """Show the verdict on one store or tier to people, with its findings and next commands."""
     page.text(*_first_line(verdict))
     if not verdict.ok and verdict.concerned:
         page.text(verdict.concerned)
@@ -110,7 +110,7 @@ def show_page(page: Human, verdict: VerifyResult[C],
 
 
 def _first_line(verdict: VerifyResult[C]) -> tuple[Phrase, str]:
-    """Return the verdict in one line, and the style of the line."""
+    """Return (the verdict in one line, the style of this line)."""
     return (Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
             "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
 
@@ -181,7 +181,7 @@ def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
 
 
 def show_stores(out: Output, judged: Sequence[JudgedStore]) -> None:
-    """Print the verdicts on stores in the chosen format."""
+    """Print the verdicts on several stores in the chosen format."""
     from rmqctl.checks.verify.judged import document
 
     for store in judged:
@@ -204,7 +204,7 @@ def show_stores(out: Output, judged: Sequence[JudgedStore]) -> None:
 
 
 def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
-    """Return the verdict on several stores in one line, and the style of the line."""
+    """Return (the verdict on several stores in one line, the style of this line)."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     bad = sum(not verdict.ok for verdict in verdicts)
     partly = sum(verdict.ok and bool(verdict.not_judged) for verdict in verdicts)
@@ -219,8 +219,8 @@ def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
 
 def end_with(judged: Sequence[JudgedStore],
              fails: Callable[[VerifyResult[Coverage]], bool]) -> None:
-    """End the command. The exit code is that of the first store that could not be checked at all;
-    else 1 if any store fails; else that of a store that was checked in part.
+    """Exit with an error code if a check failed: the code for the first store that could not be
+    checked; else 1 if ``fails`` is true for a verdict; else 3 if a store was only partly checked.
     """
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
@@ -288,7 +288,7 @@ def _style(verdict: str) -> str:
 
 
 def without_tier(only: str | None) -> tuple[str | None, bool]:
-    """Return (the value of ``--only`` without the tier, whether the tier was requested)."""
+    """Return (the value of ``--only`` without ``tiered``, whether to check the tier)."""
     if only is None:
         return None, True
     names = [name.strip() for name in only.split(",")]
@@ -297,8 +297,9 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
               asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Return the verdict on a store, including the tier in it. ``asked``: the tier was requested by
-    name, so its absence is noted. ``in_baseline`` returns whether a finding is in the baseline.
+    """Check the tier in a store, if any, and return ``own``, the verdict on the store without its
+    tier, with the tier's results added. ``asked``: the user named the tier, so that its absence is
+    reported. ``in_baseline``: returns whether a finding is in the baseline.
     """
     try:
         tier = _tier_in(store.root)
@@ -320,7 +321,7 @@ def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int,
 
 
 def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diagnosis:
-    """Return a diagnosis of a store, including the tier in it."""
+    """Check the tier in a store, if any, and return the diagnosis with the tier's findings."""
     from rmqctl.checks.doctor import MAX_LISTED
 
     own = diagnosis.findings
@@ -329,8 +330,8 @@ def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diag
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """Return the losses of the tier in a store, for a command that does not check the tier
-    otherwise.
+    """Return the losses of the tier in a store (zero without a tier), for a command that does not
+    check the tier.
     """
     from rmqctl.checks.losses import TierLosses
 
@@ -349,8 +350,8 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
 
 
 def _tier_in(root: str) -> Tier | None:
-    """Return the tier in a store, if any. The code for tiers is imported only if a folder name
-    suggests a tier.
+    """Open the tier in a store; return None if the store contains no tier. The extension for tiers
+    is imported only if a folder name in the store suggests a tier.
     """
     from rmqctl.formats.tiered.names import promise_tier
 
