@@ -1,4 +1,4 @@
-"""``rmqctl case``: an evidence folder of a store, a file or an image, and its check."""
+"""``rmqctl case``: create or check an evidence folder about a store, a file or a disk image."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
 
 
 def _store(out: Output, root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
-    """Return (whether the path is a store, the folders of its log, the bytes of its files)."""
+    """Return (whether ``root`` is a store, its log folders, the size of its files in bytes)."""
     from rmqctl.scan.source import FileSource
     from rmqctl.store import Store
     from rmqctl.store.info import inventory

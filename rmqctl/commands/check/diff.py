@@ -128,7 +128,7 @@ def _show(out: Output, run: Diff) -> None:
 
 
 def _first_line(run: Diff) -> tuple[str, str]:
-    """Return the verdict in one line, and the style of the line."""
+    """Return (the verdict in one line, the style of this line)."""
     total = run.differences.total
     return ("no differences", "good") if run.equal else (counted(total, "difference"), "bad")
 
@@ -159,7 +159,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
-    """Show a table of differences; if there are many, a line for each kind and topic."""
+    """Show a table of differences; if there are many, with one row for each kind and topic."""
     from rmqctl.checks.diff.differences import runs
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}
@@ -238,7 +238,7 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """Return the next command to run, which only reads; None if nothing differs."""
+    """Return the read-only command to run next; None if no store is suspected of damage."""
     if run.suspect is None:
         return None
     name, path = run.suspect
@@ -255,7 +255,7 @@ def _config(counts: dict[str, Any]) -> str:
 
 
 def _offsets(groups: list[dict[str, Any]]) -> str:
-    """Return a text like ``differ: billing, audit``; "" if all are equal."""
+    """Return the groups with different offsets (``differ: billing, audit``); "" without any."""
     if not groups:
         return ""
     names = [group["group"] for group in groups]
@@ -272,7 +272,7 @@ def _epochs(epochs: dict[str, Any] | None) -> str:
 
 
 def _brief(run: DifferenceRun) -> dict[str, Any]:
-    """Return a row of the table for one or several consecutive differences."""
+    """Return the table row for a run of one or more consecutive differences of one kind."""
     first, last = run.first, run.last
     where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))
     if run.count > 1 and first.physical_offset is not None:

@@ -85,10 +85,10 @@ def command(
 
 
 def _newest(backup: str) -> tuple[int, int]:
-    """Return (the time of the newest restore point in epoch ms, the number of damaged store ranges
-    that the restore point records).
+    """Return (the time of the backup's newest restore point in epoch ms, the number of damaged
+    ranges that the store had at this time).
 
-    Raises: NotAStoreError without a restore point.
+    Raises: NotAStoreError if the backup has no restore point.
     """
     if is_url(backup):
         from rmqctl.backup.objects import require_points
@@ -100,7 +100,7 @@ def _newest(backup: str) -> tuple[int, int]:
 
 
 def _first_line(diagnosis: Diagnosis, root: str) -> tuple[Phrase, str]:
-    """Return the verdict in one line, and the style of the line."""
+    """Return (the verdict in one line, the style of this line)."""
     return (Phrase("{store}: {verdict}", store=root, verdict=diagnosis.verdict),
             "bad" if not diagnosis.sound else "good" if diagnosis.untold is None else "warn")
 
@@ -185,7 +185,7 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
-    """Return a text like ``14 messages (orders 10, audit 4)``."""
+    """Return a number of messages with its topics, such as ``14 messages (orders 10, audit 4)``."""
     if not count:
         return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))

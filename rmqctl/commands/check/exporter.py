@@ -1,4 +1,4 @@
-"""``rmqctl exporter``: metrics of stores for Prometheus, over HTTP."""
+"""``rmqctl exporter``: serve metrics of stores to Prometheus over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRESH_S = 5.0
 MAX_CONNECTIONS = 32
 """Maximum number of simultaneous connections; a new connection closes the oldest one."""
 MAX_WAIT_S = 10.0
-"""Maximum seconds for each part of a request, and for a client to read the response."""
+"""Maximum seconds to wait for a client: for each part of its request, and for it to read."""
 _HERE = Address("127.0.0.1", 9877)
 
 
@@ -77,11 +77,12 @@ def command(
 
 
 def bound(server: Any) -> None:
-    """Limit a server to `MAX_CONNECTIONS` and to `MAX_WAIT_S` for each part of a request.
+    """Limit the library's HTTP ``server`` to `MAX_CONNECTIONS`, and to waiting `MAX_WAIT_S` for a
+    client.
 
-    The library's server starts a thread for each connection, which waits forever if the client
-    sends nothing. A new connection closes the oldest one: a normal request takes far less time than
-    opening so many connections.
+    The server starts a thread for each connection, which by default waits forever if the client
+    sends nothing. At the limit, a new connection closes the oldest one. This does not affect normal
+    requests, which end long before so many other connections are opened.
     """
     lock = threading.Lock()
     kept: dict[Any, None] = {}
@@ -109,7 +110,7 @@ def bound(server: Any) -> None:
 
 
 def _print(stores: _Stores, out: Output) -> None:
-    """Print the metrics once; return the exit code for the first store that cannot be read."""
+    """Print the metrics once. If a store cannot be read, exit with the code for the first error."""
     metrics = stores.metrics()
     if out.is_data:
         out.rows(({"metric": metric.name, **labels, "value": value}
@@ -125,7 +126,7 @@ def _print(stores: _Stores, out: Output) -> None:
 
 @dataclass(eq=False)
 class _Stores:
-    """The collector that answers requests for metrics, one at a time."""
+    """Collector of the Prometheus library: measures the stores, for one request at a time."""
 
     stores: list[StoreOptions]
     errors: list[RmqctlError] = field(default_factory=list)
@@ -135,7 +136,7 @@ class _Stores:
     _lock: Any = field(default_factory=threading.Lock)
 
     def collect(self) -> Iterator[Any]:
-        """Serve a request, in a thread of the library."""
+        """Yield the metrics for a request. Called in the request's thread by the library."""
         with self._lock:
             if self._ended:
                 return
@@ -145,7 +146,7 @@ class _Stores:
             yield from families(self._last)
 
     def end(self) -> None:
-        """Wait for the thread that is reading, and start no further thread."""
+        """Wait until no thread reads the stores, and make further requests return nothing."""
         with self._lock:
             self._ended = True
 

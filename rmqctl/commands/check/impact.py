@@ -1,4 +1,4 @@
-"""``rmqctl impact``: the effect of a store's damage and of a broker's startup on consumers."""
+"""``rmqctl impact``: how damage of a store and a broker's startup affect consumer groups."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def command(
 
 
 def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
-    """Print a document, rows of all queues, or a page with the affected queues."""
+    """Print a JSON document or rows of all queues for programs, or affected queues for people."""
     from rmqctl.checks.consumers import COLUMNS
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words

@@ -132,7 +132,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
 
 
 def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
-    """Return the verdict in one line, and the style of the line."""
+    """Return (the verdict in one line, the style of this line)."""
     from rmqctl.checks.preflight.in_words import in_words
 
     return in_words(prediction), ("warn" if prediction.not_judged else
@@ -140,7 +140,7 @@ def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
 
 
 def _is_elsewhere(prediction: Prediction) -> bool:
-    """Return whether a broker finds the log only if its configuration names the log's folder."""
+    """Return whether the log is outside the default folder, so that broker.conf must name it."""
     assumed = prediction.assumed
     if prediction.conf_path or assumed.get("enableDLegerCommitLog"):
         return False

@@ -1,4 +1,4 @@
-"""``rmqctl report``: the problems of a store in one HTML file for people."""
+"""``rmqctl report``: an HTML incident report about a store."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def command(
 
 
 def _paths(opened: Store) -> Iterator[str]:
-    """Yield other paths that a page shows: typed paths, and log folders outside the store."""
+    """Yield other paths to mask in the report: typed paths, and log folders outside the store."""
     for typed_word in typed.words.get()[1:]:
         word = typed_word.partition("=")[2] if typed_word.startswith("-") else typed_word
         if os.sep in word or os.path.lexists(word):
@@ -119,7 +119,7 @@ def _paths(opened: Store) -> Iterator[str]:
 
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
-    """Return the command lines to show for the parts of the page."""
+    """Return, for each part of the report, the command line that shows the same facts."""
     from rmqctl.ext.report.drawing import bars
 
     lines = {name: typed.other(*words, root) for name, words in {

@@ -1,4 +1,4 @@
-"""``rmqctl retention``: what a broker's cleaner deletes, and when the disk is full."""
+"""``rmqctl retention``: predict which files a broker's cleaner deletes, and when."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def command(
 
 
 def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bool:
-    """Check one file; return False for a kind of file that is only checked as part of a store."""
+    """Check a single file; return False if files of this kind can only be checked in a store."""
     from rmqctl.checks.verify.client_offsets import covered, verdict_of
     from rmqctl.commands.shared.verifying import show
 
@@ -158,8 +158,9 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 @dataclass
 class _StoreCheck:
-    """The check of each store. ``named``: notes name their store, because there are several;
-    ``tiered``: also check a tier in the store. ``baselines`` are those of the checked stores.
+    """Checks stores one after the other. ``named``: whether notes name the store, because there are
+    several. ``tiered``: whether to check a tier in the store. ``tier_asked``: whether the user
+    named the tier. ``baselines``: the baselines of the stores that have been checked.
     """
 
     options: VerifyOptions
@@ -176,7 +177,7 @@ class _StoreCheck:
     _places: list[Callable[[], None]] = field(default_factory=list)
 
     def of(self, store: StoreOptions) -> VerifyResult[Coverage]:
-        """Return the verdict on a store. Raises: NotAStoreError, StoreIOError, UsageError."""
+        """Check a store; return the verdict. Raises: NotAStoreError, StoreIOError, UsageError."""
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify import state as states
         from rmqctl.checks.verify.verdict import verdict
@@ -233,26 +234,26 @@ class _StoreCheck:
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether the entire store is read at full speed; only then are its
-        losses counted.
+        """Return whether the entire store is checked, at full speed. Only then are already lost
+        messages counted.
         """
         options = self.options
         return (options.only is None and options.sample is None and not self.since_last
                 and self.cron.limit_rate is None)
 
     def keep_places(self) -> None:
-        """Save the positions from which the next run with --since-last continues."""
+        """Save for each store where the next run with ``--since-last`` continues."""
         for keep in self._places:
             keep()
 
 
 def _of(store: str | None, text: Phrase) -> Phrase:
-    """Return the text, with the store's name in front if there are several stores."""
+    """Return ``text`` after the name ``store``; None: without a name."""
     return text if store is None else Phrase("{what}: {why}", what=store, why=text)
 
 
 def _outside(root: str, files: dict[str, str | None]) -> None:
-    """Raise UsageError for output files inside the store: this command is read-only."""
+    """Raise UsageError if an output file is inside the store, to which `verify` never writes."""
     from rmqctl.files.named import refuse_link_of_others
 
     real = os.path.realpath(root)

@@ -1,5 +1,5 @@
-"""``rmqctl config``: the files of ``config/`` with their backups, or the databases that replace
-them.
+"""``rmqctl config``: show the files of ``config/`` and their backups, or the RocksDB databases that
+some brokers use instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_
           "last_read_time_ms", "timestamp")
 _MAX_NOTES = 20
 _IN_ROCKSDB = ("topics", "groups", "offsets", "metadata")
-"""Sections that a broker with RocksDB configuration keeps in the database."""
+"""Sections that a broker with its configuration in RocksDB keeps in the databases."""
 
 
 def command(
@@ -118,8 +118,8 @@ def command(
 
 
 def _epochs(out: Output, store: OpenedStore) -> None:
-    """Show the epochs of the controller mode, with their ends; exit code 1 if the epoch file is
-    damaged.
+    """Show the epochs of a broker in controller mode, with the start and end offset of each. Exit
+    with code 1 if the epoch file is damaged.
     """
     from rmqctl.store.controller import EpochSpan, read_epochs, spans
     from rmqctl.store.log.end import find_end
@@ -139,7 +139,7 @@ def _epochs(out: Output, store: OpenedStore) -> None:
 
 def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],
               special: bool, cluster: str | None) -> list[ConfigFile]:
-    """Show topics and groups in the format of mqadmin's export; return the files that
+    """Show topics and groups in the format of ``mqadmin exportMetadata``; return the files that
     contain them.
     """
     from rmqctl.broker.settings import Settings

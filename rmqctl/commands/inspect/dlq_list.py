@@ -1,4 +1,4 @@
-"""``rmqctl dlq list``: dead letters by group."""
+"""``rmqctl dlq list``: list dead letters by consumer group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmqctl du``: the disk usage of a store."""
+"""``rmqctl du``: show the disk usage of a store."""
 
 from __future__ import annotations
 

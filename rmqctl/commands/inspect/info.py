@@ -1,4 +1,4 @@
-"""``rmqctl info``: one screen about a store."""
+"""``rmqctl info``: show the main facts about a store on one screen."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
 
 
 class _InfoScreen:
-    """The page for people; with ``full``, nothing is omitted."""
+    """Writes the page for people. ``full``: whether to show all topics, queues and problems."""
 
     def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,
                  full: bool) -> None:
@@ -95,8 +95,8 @@ class _InfoScreen:
         self._troubles()
 
     def _layout(self) -> str:
-        """Return the unusual parts of the layout: everything other than a plain log, consume queue
-        files and JSON configuration.
+        """Return the forms of those structures that differ from the usual layout: a plain log,
+        consume queue files and JSON configuration.
         """
         usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
         return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()
@@ -166,7 +166,7 @@ class _InfoScreen:
         )
 
     def _checkpoint_offsets(self) -> str:
-        """Return the two offsets in the checkpoint of 5.x, which are 0 in most stores."""
+        """Return the two offsets that brokers of 5.x keep in the checkpoint, unless they are 0."""
         checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"
@@ -175,7 +175,7 @@ class _InfoScreen:
         )
 
     def _controller(self) -> str:
-        """Return the broker's identity for the controller, and its last epoch."""
+        """Return the broker's identity in controller mode, and its last epoch."""
         controller = self._facts["controller"]
         if controller is None:
             return ""

@@ -1,4 +1,4 @@
-"""``rmqctl offsets``: queue ranges, and the lag of consumer groups."""
+"""``rmqctl offsets``: show the offset ranges of queues, and the lag of consumer groups."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
 
 
 def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
-    """Print the rows and totals; return the number of rows."""
+    """Print the queues and the totals by group; return the number of queues printed."""
     from rmqctl.store.config.offsets import COLUMNS
 
     if out.is_value:

@@ -52,8 +52,8 @@ def command(
 
 
 def _of_client(out: Output, path: str) -> None:
-    """Print the entries of a client's offsets.json; if the file is damaged, print the readable
-    entries and exit with code 1.
+    """Print the readable entries of a client's offsets.json. Exit with code 1 if the file is
+    damaged.
     """
     from rmqctl.scan.source import FileSource
     from rmqctl.store.config.client_offsets import build, parse, readable

@@ -1,4 +1,4 @@
-"""``rmqctl pop list``: messages that were delivered by POP and not acknowledged."""
+"""``rmqctl pop list``: list messages that POP delivered and nobody acknowledged."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def command(
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: ReadFaults) -> Selection:
-    """Return the selection of the queues that a group reads, starting at the group's offsets;
-    report problems.
+    """Return a selection of the messages that a group has not consumed: its queues, each from the
+    group's offset on. Report problems.
     """
     from rmqctl.store.groups.unread import StoredOffsets, unread
 

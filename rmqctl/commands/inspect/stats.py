@@ -1,4 +1,4 @@
-"""``rmqctl stats``: counts, bytes and rates of the messages in the log."""
+"""``rmqctl stats``: count the messages in the log, with their bytes and rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmqctl timers list``: timed messages that are not delivered yet."""
+"""``rmqctl timers list``: list timed messages that are not delivered yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmqctl transactions list``: half messages without commit or rollback."""
+"""``rmqctl transactions list``: list half messages without commit or rollback."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(
 
 
 def _note(row: Mapping[str, Any], tz: tzinfo) -> Phrase:
-    """Return the details of a transaction that do not fit in the row of its id, for people."""
+    """Return a note on a transaction for people: producer group, age, checks, next check."""
     parts = [Phrase("producer group {group}", group=row["producer_group"])
              ] if row["producer_group"] else []
     if row["age_ms"] is not None:
