@@ -263,7 +263,7 @@ def test_times_for_people(golden: GoldenFolder, rmqctl: Runner) -> None:
     text = rmqctl(*words, "2024-06-21T19:53:00Z", "-o", "plain").expect(0).out
     assert "2024-06-21T19:53:00" in text
     assert "physical offset" in text
-    assert "nothing yet" in rmqctl(*words, "+1d", "-o", "plain").expect(0).out
+    assert "none yet" in rmqctl(*words, "+1d", "-o", "plain").expect(0).out
 
 
 def test_queues_that_are_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:

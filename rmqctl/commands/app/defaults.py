@@ -149,7 +149,7 @@ class _DefaultsFile:
                 self._check_names(value, name)
             elif not isinstance(value, dict) and words not in self._commands:
                 raise UsageError(f"{self._place(words, key)}: {key!r} must be in a table: "
-                                 f"[{FOR_ALL}] or that of a command, such as [verify]")
+                                 f"[{FOR_ALL}] or the table of a command, such as [verify]")
 
     def _place(self, words: tuple[str, ...], key: str | None) -> str:
         """Return ``FILE:LINE`` of a key, or of its table if ``key`` is None; else ``FILE``."""

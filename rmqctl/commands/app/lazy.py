@@ -310,7 +310,7 @@ def fill(root: CommandGroup, registry: Iterable[CommandSpec], groups: Iterable[G
 
 def _promise(spec: CommandSpec) -> str:
     if spec.name[0] == "tiered" and spec.effect == "mutates":
-        return "changes DIR, and in its broker's local root the metadata and index files"
+        return "changes DIR, and the metadata and index files in its broker's local root"
     return EFFECTS[spec.effect]
 
 

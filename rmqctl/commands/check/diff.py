@@ -238,7 +238,7 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """Return the read-only command to run next; None if no store is suspected of damage."""
+    """Return the `verify` command for the store with more damage; None if nothing differs."""
     if run.suspect is None:
         return None
     name, path = run.suspect

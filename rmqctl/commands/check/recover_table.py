@@ -14,8 +14,8 @@ from rmqctl.commands.shared.store_warnings import warn_of_log
 def command(
     *,
     source: Annotated[Literal["log", "consumequeue", "both"], typer.Option(
-        "--source", help="Offsets in JSON: from the log (else the queue, if expired), consume "
-                         "queues only, or the larger of both.")] = "log",
+        "--source", help="Offsets in JSON. log: from the log, or from the queue if its messages "
+                         "expired. both: the larger offset.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="disk: the log on disk, also after damage. broker: what a broker would keep "
                        "at startup.")] = "disk",

@@ -39,7 +39,7 @@ def command(
                                            "replaced.")],
     redact: Annotated[str | None, typer.Option(
         "--redact", metavar="LIST", show_default=False,
-        help="Mask (comma-separated) bodies, properties, addresses (and ids with one), topics, "
+        help="Mask (comma-separated) bodies, properties, addresses (also in ids), topics, "
              "groups, paths, or all.")] = None,
     hashes: Annotated[bool, typer.Option(
         "--hash/--no-hash", help="Include the SHA-256 of every file of the store (reads all of "

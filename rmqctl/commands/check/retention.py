@@ -140,4 +140,5 @@ def _outlook(forecast: Retention, outlook: DiskOutlook | None, tz: tzinfo) -> di
         "with this fileReservedTime": f"at most {outlook.levels_off_at:.0%} of the disk",
         f"stays below {names['expire_ratio']} with": f"fileReservedTime={outlook.reserved_hours} "
         "or less" if outlook.reserved_hours else "no fileReservedTime: " + (
-            "it needs a larger disk" if forecast.next_run is not None else "set deleteWhen first")}
+            "a larger disk is required" if forecast.next_run is not None else
+            "set deleteWhen first")}

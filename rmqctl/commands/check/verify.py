@@ -109,8 +109,7 @@ def command(
                 (prometheus, cron.baseline))):
         return
     if len(roots) > 1 and state is not None:
-        raise UsageError("--state cannot be used with several stores: each has a state file of its "
-                         "own")
+        raise UsageError("--state cannot be used with several stores: each has its own state file")
     # Check one store after the other.
     check = _StoreCheck(options, max_findings, spark, cron, out, state if since_last else None,
                         since_last, tiered, tier_asked=tiered and only is not None,
@@ -205,7 +204,7 @@ class _StoreCheck:
                 else:
                     before = None
                     out.warn(_of(name, Phrase(
-                        "the log is not that of the last run: checking everything")))
+                        "this is not the log that the last run checked: checking everything")))
             # Run the checks.
             warn_if_held(out, opened.lock, name or Phrase("the store"))
             size = opened.log.size if opened.layout.reads("commitlog") else 0

@@ -29,8 +29,8 @@ def command(
 
     size is the length of the files, allocated the disk space they use (less for sparse files).
     log_bytes of a topic is computed from its consume queue entries, not from the log, so it is
-    fast. Growth is log bytes per day, over all messages and since the last file that starts a day
-    or more before the end. With -o csv, jsonl or tsv, only topics are listed.
+    fast. Growth is log bytes per day, over the whole log and over its newest files (at least the
+    last day). With -o csv, jsonl or tsv, only topics are listed.
 
         rmqctl du STORE
     """
@@ -101,7 +101,7 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
     page.pairs({
         "kept by repairs": f"{size_text(sum(row['bytes'] for row in repairs))} "
         f"({len(repairs)}; rmqctl undo STORE --prune 30d)" if repairs else Phrase("nothing"),
-        "moved aside when opened": size_text(document["put_aside_bytes"]),
+        "moved aside when the store was opened": size_text(document["put_aside_bytes"]),
         "free on the disk": Phrase("unknown") if document["disk_free"] is None
         else size_text(document["disk_free"])})
 

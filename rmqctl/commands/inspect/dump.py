@@ -38,8 +38,8 @@ def command(
         help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="Show the record at this offset, in the file or in the stream that the file name "
-             "counts in.")] = None,
+        help="Show the record at this offset, counted from the start of the file or as in the file "
+             "name.")] = None,
     every: Annotated[bool, typer.Option(
         "--all", help="Also show unused units, slots and entries.")] = False,
     body: Body = "auto",

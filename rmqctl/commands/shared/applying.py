@@ -49,7 +49,7 @@ _APPLYING = "Applying the plan"
 
 Complete = Annotated[str | None, typer.Option(
     "--complete", metavar="ID", show_default=False, rich_help_panel=_APPLYING,
-    help="Complete this interrupted repair even if its path or its files' timestamps have "
+    help="Complete this interrupted repair even if the path or the files' timestamps have "
          "changed.")]
 
 WriteOutside = Annotated[list[str] | None, typer.Option(
@@ -254,9 +254,10 @@ def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: st
     else:
         words = ("tiered", "recover") if tier else ("recover",)
         follows = typed.other(*words, store_root, "--complete", repair_id, "--apply")
-        out.warn(Phrase("Repair {id} was interrupted, and {question}. --apply refuses; `{command}` "
-                        "completes it, `rmqctl undo {store} {id}` reverts it.", id=repair_id,
-                        question=unfinished.question, command=follows, store=store_root))
+        out.warn(Phrase("Repair {id} was interrupted, and {question}. --apply does not complete "
+                        "it; `{command}` does, `rmqctl undo {store} {id}` reverts it.",
+                        id=repair_id, question=unfinished.question, command=follows,
+                        store=store_root))
     if unfinished is None:
         return None
     return _Unfinished(unfinished.as_dict(), {

@@ -24,7 +24,7 @@ _LEFT = ("topic", "queue_id", "transaction_id", "reason")
 
 Id = Annotated[list[str] | None, typer.Option(
     "--id", metavar="MSGID", show_default=False,
-    help="Transaction id (repeatable): the producer's message id, or that of the half message.")]
+    help="Transaction id (repeatable): message id of the producer or of the half message.")]
 All = Annotated[bool, typer.Option("--all", help="All transactions that a broker still checks.")]
 OlderThan = Annotated[int | None, typer.Option(
     "--older-than", metavar="AGE", parser=parse_duration,

@@ -42,8 +42,8 @@ class StatsOptions(OptionGroup):
     top: Annotated[int | None, typer.Option(
         "--limit", "--top", metavar="N", min=1, help="Show only the first N rows.")] = None
     sort: Annotated[Sort | None, typer.Option(
-        "--sort", help="Sort order, largest first (key: ascending). Default: times and sizes by "
-                       "key, the rest by messages.")] = None
+        "--sort", help="Sort by this figure, largest first, or by key, ascending. Default: key for "
+                       "times and sizes, else messages.")] = None
     plot: Annotated[bool, typer.Option(
         "--plot", help="Draw a chart instead of a table.")] = False
 
@@ -116,7 +116,7 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
         from rmqctl.scan.aggregate import HEAVY
 
         out.warn(
-            f"{where}too many groups: those with up to 1/{HEAVY:,} of the total are combined as "
+            f"{where}too many groups: groups with up to 1/{HEAVY:,} of the total are combined as "
             "(other)"
         )
 

@@ -129,8 +129,8 @@ class LocalOptions(OptionGroup):
     strategy: Annotated[
         Literal["disable", "not-in-disk", "not-in-mem", "force"] | None, typer.Option(
             "--strategy", rich_help_panel=_BOTH,
-            help="With --local: the tier answers nothing, what left the disk (default) or memory, "
-                 "or everything.")] = None
+            help="With --local: use the tier for nothing, for messages no longer on disk (default) "
+                 "or in memory, or for all.")] = None
     in_memory: Annotated[int | None, typer.Option(
         "--in-memory-from", metavar="OFFSET", parser=parse_offset, rich_help_panel=_BOTH,
         help="With --strategy not-in-mem: the local log is in memory from this physical offset on "
@@ -156,8 +156,8 @@ class LocalOptions(OptionGroup):
         assert self.root is not None
         strategy = Strategy.of(self.strategy or "not-in-disk")
         if strategy is Strategy.NOT_IN_MEM and self.in_memory is None:
-            out.note("assuming that nothing of the local log is in memory: the tier answers for "
-                     "all it has (--in-memory-from changes that)")
+            out.note("assuming that no part of the local log is in memory: the tier answers for "
+                     "all its messages (--in-memory-from changes this)")
         with Store.open(self.root) as store:
             local = LocalSide(view_of(store, "auto", version_for(5)), self.in_memory)
             yield Router(local, tier, strategy, broker=broker)

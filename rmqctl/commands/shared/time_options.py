@@ -56,7 +56,7 @@ class StoreTimeQuery(TimeQuery):
                            "one at this time or earlier.")] = "lower"
     like: Annotated[str, typer.Option(
         "--broker-version", "--like", metavar="VERSION", parser=release_of,
-        help="Release whose rule to follow. Before 5.1.1: the nearest message, in a file by "
+        help="Release whose rule to follow. Before 5.1.1: the nearest message, in a file chosen by "
              "modification time.")] = NEWEST
 
 
@@ -65,8 +65,8 @@ class TierTimeQuery(TimeQuery):
     """Options of a query for the queue offset at a time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message at this time or later. upper: the last one "
-                           "exactly then; see --broker-version.")] = "lower"
+        "--boundary", help="lower: the first message at this time or later. upper: the last one at "
+                           "exactly this time (see --broker-version).")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
         help="--boundary upper between two messages: the later (5.3.3), or the earlier (5.2.0, "
@@ -91,10 +91,10 @@ def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
     """Return the answer for people. ``where``: text about the position of the message, in which
     ``{}`` is replaced with the physical offset.
     """
-    state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
+    state = "none yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:
         state = (f"stored {time_text(answer.record.store_timestamp, tz)}, "
                  f"{where.format(answer.record.physical_offset)}")
-    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
-            "there": state, "min offset": str(answer.min_offset),
+    return {"requested time": time_text(when, tz), "queue offset": str(answer.queue_offset),
+            "message": state, "min offset": str(answer.min_offset),
             "max offset": str(answer.max_offset)}
