@@ -349,7 +349,7 @@ def worker_count(jobs: int) -> int:
 
 def _cores_of_container() -> int:
     """Return the CPU limit of the container (cgroup v2) as a number of cores, rounded up; a large
-    number if there is no limit.
+    number without a limit.
     """
     try:
         with open(_CPU_LIMIT, encoding="ascii") as file:
