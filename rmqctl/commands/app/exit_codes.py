@@ -30,7 +30,7 @@ from rmqctl.output.core import say
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _MAX_MESSAGE = 500
 own_process = False
-"""True if rmqctl is the program of this process, False if another program calls it."""
+"""True if rmqctl is the main program of this process, False if it is used as a library."""
 
 
 class Terminated(BaseException):
@@ -40,7 +40,7 @@ class Terminated(BaseException):
 _SENT_FOR: dict[type[BaseException], signal.Signals] = {
     Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 _SOON = 0.01
-"""Seconds until `_again` sends a signal again whose exception Python dropped."""
+"""Seconds that `_again` waits before it sends the signal again."""
 
 
 @contextlib.contextmanager

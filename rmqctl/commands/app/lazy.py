@@ -245,7 +245,9 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Return whether a command changes a store; for a group: its default or all its commands."""
+    """Return whether a command may change a store. For a group, return whether its default command
+    or all of its commands may.
+    """
     if isinstance(command, CommandGroup):
         default = command.default
         return (default is not None and default.effect == "mutates") or all(

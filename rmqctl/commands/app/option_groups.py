@@ -108,8 +108,8 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group_of(annotation: Any) -> _PickedGroup | None:
-    """Return the option group that an annotation is or that ``Annotated[Value, Group]`` names; None
-    if the annotation names no group.
+    """Return the option group of an annotation (``Group`` or ``Annotated[Value, Group]``); None if
+    the annotation names no group.
     """
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
         annotation,)

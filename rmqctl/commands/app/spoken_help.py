@@ -64,7 +64,7 @@ class SpokenHelp:
                 start = ""
 
     def _explained(self, text: str) -> str:
-        """Return the translated help, followed by the remarks in brackets."""
+        """Return the translated help of a parameter, including the remarks in brackets after it."""
         whole = self._language.catalog.get(" ".join(text.split()))
         help_text, joint, remarks = text.partition(_REMARKS)
         translated = self._language.text(help_text)

@@ -25,7 +25,7 @@ OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
 
 _OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
 _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
-"""Commands that only read the store in their first argument, and write somewhere else."""
+"""Commands that only read the store that their first argument names, and write elsewhere."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
 """First words of the commands whose first argument is not a store."""
 _WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^/@\s]*@")

@@ -1,4 +1,4 @@
-"""The command line as typed, from which the commands that a result recommends take options."""
+"""The typed command line, whose layout options are added to recommended commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file
 release whose rules to follow.
 """
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
-"""The corresponding options for a tier; ``--index-…`` are about the tier's index."""
+"""The corresponding options for a tier, whose index options describe the tier's own index."""
 _LANGUAGE = "--lang"
 _TIERED = "tiered"
 

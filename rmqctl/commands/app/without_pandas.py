@@ -1,4 +1,4 @@
-"""Hides pandas from pyarrow and DuckDB if rmqctl is the program of this process."""
+"""An import hook that hides pandas from pyarrow and DuckDB."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _NotFound:
 
 
 def leave_pandas_out() -> None:
-    """Hide pandas from pyarrow and DuckDB if rmqctl is the program of this process.
+    """Hide pandas from pyarrow and DuckDB if rmqctl is the main program of this process.
 
     pyarrow and DuckDB import pandas when they convert the first value. The import takes longer than
     most queries. An interrupt during the import is lost and leaves pandas partly loaded.

@@ -255,7 +255,7 @@ def _config(counts: dict[str, Any]) -> str:
 
 
 def _offsets(groups: list[dict[str, Any]]) -> str:
-    """Return the groups with different offsets (``differ: billing, audit``); "" without any."""
+    """Return a text like ``differ: billing, audit`` about ``groups``; "" if the list is empty."""
     if not groups:
         return ""
     names = [group["group"] for group in groups]

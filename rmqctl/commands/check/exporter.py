@@ -25,7 +25,7 @@ _FRESH_S = 5.0
 MAX_CONNECTIONS = 32
 """Maximum number of simultaneous connections; a new connection closes the oldest one."""
 MAX_WAIT_S = 10.0
-"""Maximum seconds to wait for a client: for each part of its request, and for it to read."""
+"""Maximum seconds to wait until a client sends the next part of a request or reads data."""
 _HERE = Address("127.0.0.1", 9877)
 
 

@@ -157,7 +157,7 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 @dataclass
 class _StoreCheck:
-    """Checks stores one after the other. ``named``: whether notes name the store, because there are
+    """The checks of all stores. ``named``: whether notes name the store, because there are
     several. ``tiered``: whether to check a tier in the store. ``tier_asked``: whether the user
     named the tier. ``baselines``: the baselines of the stores that have been checked.
     """
@@ -247,7 +247,7 @@ class _StoreCheck:
 
 
 def _of(store: str | None, text: Phrase) -> Phrase:
-    """Return ``text`` after the name ``store``; None: without a name."""
+    """Return ``text``, preceded by the store's name unless ``store`` is None."""
     return text if store is None else Phrase("{what}: {why}", what=store, why=text)
 
 

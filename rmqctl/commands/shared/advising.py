@@ -1,4 +1,4 @@
-"""The next steps that `doctor` and other checks recommend: computing them, and showing them."""
+"""Computation and output of the next steps that `doctor` and other checks recommend."""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ _FORM_UNPROVEN = (
 
 
 def asking_for_form(proposal: Proposal) -> Proposal:
-    """Return the proposal; if its consume queue form is only assumed, --apply will reject it."""
+    """Return the proposal. If the form of the consume queues is only assumed, mark the returned
+    proposal so that ``--apply`` rejects it.
+    """
     if not proposal.plan.form_unproven:
         return proposal
     forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
@@ -235,7 +237,7 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn about an interrupted repair of the store, and return it; None if there is none.
+    """Warn about an interrupted repair and return it; None if no repair was interrupted.
     Raises: UsageError if ``complete`` is not the id of the interrupted repair.
     """
     from rmqctl.repair.executor.journal import pending

@@ -83,7 +83,7 @@ class CronOptions(OptionGroup):
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
     def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
-        """With ``--update-baseline``, write the baseline file; else report findings now gone."""
+        """Write the baseline file for ``--update-baseline``; else count accepted findings gone."""
         from rmqctl.checks.verify.baseline import save
 
         gone = sum(baseline.gone for baseline in baselines)

@@ -25,7 +25,7 @@ _WRITING = "Commitlog writing"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(OptionGroup):
-    """The broker's configuration, according to which a store is written, as in `Settings`."""
+    """Options for the configuration of the store's broker; field names are those of `Settings`."""
 
     flush: Annotated[Literal["async", "sync"], typer.Option(
         "--flush", rich_help_panel=_BROKER,

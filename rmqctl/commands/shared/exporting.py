@@ -199,7 +199,7 @@ def replaced_text(count: int) -> str:
 
 
 def named_parts(text: str) -> list[str]:
-    """Return the value of ``--partition-by``. Raises: UsageError."""
+    """Return the value of ``--partition-by``; [] for ``none``. Raises: UsageError."""
     named = [part.strip() for part in text.split(",") if part.strip()]
     if "none" in named and len(named) > 1:
         raise UsageError(f"--partition-by {text}: none cannot be combined with other parts")

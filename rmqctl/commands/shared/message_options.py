@@ -154,7 +154,7 @@ class MessageOptions(OptionGroup):
         return self._decoding
 
     def tell_undecoded(self, out: Output) -> None:
-        """Print the number of bodies that could not be decoded, if bodies were decoded."""
+        """Print the number of bodies that could not be decoded, if decoding was requested."""
         if "_decoding" in self.__dict__:
             tell_undecoded(out, self._decoding, redact=self.redact)
 

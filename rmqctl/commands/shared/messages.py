@@ -1,4 +1,4 @@
-"""Code that commands which print messages share: rows and cells, problems, the exit code."""
+"""Code for all commands that print messages: rows and cells, problems, the exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 5
 _MIN_BY_COLUMN = 32
-"""Minimum messages in a page for which JSON is created column by column, which is faster."""
+"""Minimum number of messages in a page for which JSON is created faster column by column."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,

@@ -31,7 +31,7 @@ _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|"
                            r"(MANIFEST|OPTIONS)-\d{6}")
-"""Matches the names of a broker's files in the log, the consume queues, the index, and RocksDB
+"""Pattern of a broker's file names in the log, the consume queues, the index, and RocksDB
 databases.
 """
 _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholder with the "
@@ -282,7 +282,7 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the command to run next, if any, after ``where``: which of the four steps it is."""
+    """Show the command to run next, if any. ``where``: sentence with its number of four steps."""
     if following is not None:
         page.heading("What next")
         if where is not None:

@@ -37,7 +37,7 @@ _HEAD_LINES = 18
 
 
 class ServeOutput:
-    """Prints a server's events, problems and figures. The server never waits for the program that
+    """Output of a server's events, problems and figures. A server never waits for the program that
     reads its output: while this program does not read, events are dropped, and the next event
     contains the number of dropped events.
     """

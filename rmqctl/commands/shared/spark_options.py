@@ -141,7 +141,7 @@ def named_stores(names: list[str] | None) -> list[str]:
 
 
 def roots_named(first: str, more: list[str] | None) -> list[str]:
-    """Return the store roots for one STORE argument and ``more`` of them, as `named_stores`."""
+    """Return the store roots for the STORE arguments ``first`` and ``more``."""
     return [first] if not more and os.path.lexists(first) else named_stores([first, *(more or ())])
 
 

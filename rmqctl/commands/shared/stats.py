@@ -373,7 +373,9 @@ class StatsSource:
 
 
 def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int) -> int:
-    """Return the size of a range in bytes; the largest log has ``partitions`` ranges if given."""
+    """Return the size in bytes of the ranges to divide each log into. ``partitions``: number of
+    ranges of the largest log (None: chosen for ``jobs`` workers).
+    """
     from rmqctl.store.stats import range_size_for
 
     logs = [source.files for source in sources]

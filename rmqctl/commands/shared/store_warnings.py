@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def warn_of_log(out: Output, store: Store) -> None:
-    """Warn about other files in the commitlog folders, and about stale DLedger entries."""
+    """Warn about files in the commitlog folders that are not commitlog files; print a note about
+    stale DLedger entries.
+    """
     for trouble in store.log_troubles:
         out.warn(f"{trouble.path}: {trouble.reason}")
     tell_left_over(out, store)
@@ -32,7 +34,7 @@ def tell_left_over(out: Output, store: Store) -> None:
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
-    """Warn if a process holds the lock of the store ``held`` and may change its files."""
+    """Warn if a process holds the store's lock. ``held``: the store's name in the warning."""
     if lock.held:
         values = {"held": held, "kind": lock.kind}
         out.warn(Phrase("process {pid} holds {held} ({kind}): the store is being written to; "

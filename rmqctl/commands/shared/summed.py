@@ -181,7 +181,9 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return what groups actions by target: the folder of a topic, the structure, or a folder."""
+    """Return the label by which an action's ``target`` is grouped: the topic's folder for a queue,
+    the structure for the log, index or timer log, else the target's folder.
+    """
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:
         return "/".join(parts[:2])
@@ -190,7 +192,7 @@ def _folder(target: str) -> str:
 
 
 def _top(finding: Finding, root: str) -> str:
-    """Return what groups a finding without a topic: its structure, or its file in the store."""
+    """Return the label by which a finding without a topic is grouped: its structure or file."""
     if finding.file is None or finding.structure in ("commitlog", "index", "consumequeue"):
         return finding.structure
     return os.path.relpath(finding.file, root)

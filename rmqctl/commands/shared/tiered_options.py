@@ -137,7 +137,7 @@ class LocalOptions(OptionGroup):
              "(default: nothing).")] = None
 
     def check(self) -> None:
-        """Raise UsageError if options for a local store are given without one."""
+        """Raise UsageError if an option is given without the option that it requires."""
         if self.root is None and (self.strategy is not None or self.in_memory is not None):
             raise UsageError("--strategy and --in-memory-from require --local STORE")
         if self.in_memory is not None and self.strategy != "not-in-mem":

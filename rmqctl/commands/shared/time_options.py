@@ -1,4 +1,4 @@
-"""Options of queries for the offset at a time, in a store or tier, and output of the answer."""
+"""Options of queries for the queue offset at a given time, and output of the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeQuery(OptionGroup):
-    """Options of a query for the queue offset at a time. Subclasses add the rules for choosing
+    """Options of a query for the queue offset at a given time. Subclasses add rules for choosing
     the message, which differ between stores and tiers.
     """
 
@@ -49,7 +49,7 @@ class TimeQuery(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTimeQuery(TimeQuery):
-    """Options of a query for the queue offset at a time in a store."""
+    """Options of a query for the queue offset at a given time in a store."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored at this time or later. upper: the last "
@@ -62,7 +62,7 @@ class StoreTimeQuery(TimeQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class TierTimeQuery(TimeQuery):
-    """Options of a query for the queue offset at a time in a tier."""
+    """Options of a query for the queue offset at a given time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: first message at this time or later. upper: last one at exactly "

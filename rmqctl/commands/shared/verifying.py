@@ -43,7 +43,9 @@ _MAX_EXPLAINED = 3
 
 
 def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
-    """Return the names in the value of ``--only``. Raises: UsageError unless in ``valid``."""
+    """Return the names in the value of ``--only``. Raises: UsageError for a name that is not in
+    ``valid``.
+    """
     if only is None:
         return None
     names = frozenset(name.strip() for name in only.split(",") if name.strip())
@@ -297,9 +299,9 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
               asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Check the tier in a store, if any, and return ``own``, the verdict on the store without its
-    tier, with the tier's results added. ``asked``: the user named the tier, so that its absence is
-    reported. ``in_baseline``: returns whether a finding is in the baseline.
+    """Check the tier in a store, if any. Return ``own``, the verdict on the store without its tier,
+    with the tier's results added. ``asked``: whether the user named the tier, so that its
+    absence is reported. ``in_baseline``: returns whether a finding is in the baseline.
     """
     try:
         tier = _tier_in(store.root)
