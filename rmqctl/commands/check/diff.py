@@ -72,9 +72,9 @@ def command(
 ) -> None:
     """Compare two stores: missing, extra and different messages.
 
-    Compares messages byte for byte where both logs overlap; damage on either side is listed and
-    skipped. Messages after the end of the other log count as missing there; those before its start
-    have expired and are only noted. Queue ranges, configuration and checkpoint are compared, too.
+    Compares messages byte for byte where the logs overlap. Damage in either log is listed and
+    skipped. Messages after the end of the other log count as missing there; messages before its
+    start have expired and are only noted. Also compares queue ranges, configuration and checkpoint.
     For members of a DLedger group, entries, terms and commit positions are compared. Exit code 1 if
     anything differs.
 

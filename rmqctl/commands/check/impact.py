@@ -41,9 +41,9 @@ def command(
 
     Per queue: the consumer offset and how far it is beyond the queue's end after a startup, lost
     messages before and after the offset, unread messages at risk from a startup, and redeliveries.
-    Unaffected queues appear only with -o json; (delay) is the delay service. Exit code 1 if a group
-    is affected, if lost messages cannot be assigned to a queue, or if a broker would not start. See
-    also `rmqctl preflight`.
+    Unaffected queues appear only with -o json. The group (delay) is the delay service. Exit code 1
+    if a group is affected, if lost messages cannot be assigned to a queue, or if a broker would not
+    start. See also `rmqctl preflight`.
 
         rmqctl impact STORE
         rmqctl impact STORE --group billing -o json

@@ -45,11 +45,11 @@ def command(
 ) -> None:
     """Predict what a broker would do at startup, without changing anything.
 
-    Shows whether it starts, where its recovery truncates the log, which files it deletes, what it
-    dispatches again, which intact messages it loses, what is already lost, and which groups are
-    beyond the end of a queue. `rmqctl recover --strategy broker` does the same to the store. Exit
-    code 1 if the broker would not start or readable messages are or would be lost; 3 if consume
-    queues or only the configuration are in an unsupported format.
+    Shows whether the broker starts, where its recovery truncates the log, which files it deletes,
+    what it dispatches again, which intact messages it loses, what is already lost, and which groups
+    are beyond the end of a queue. `rmqctl recover --strategy broker` does the same to the store.
+    Exit code 1 if the broker would not start, or if messages are or would be lost; 3 if consume
+    queues or the configuration are in an unsupported format.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """

@@ -27,9 +27,9 @@ def command(
 
     Counts every message that has a consume queue entry: committed transactions, each message of an
     inner batch, each queue of a multi-dispatched (LMQ) message. JSON is the broker's table,
-    {"TopicTest-3": 17}; other formats also show the consume queues' offsets. Differences are
-    reported as warnings: one side lags or is damaged. Queues without messages are skipped. Exit
-    code 1 if the log is damaged.
+    {"TopicTest-3": 17}; other formats also show the consume queues' offsets. Differences between
+    log and queues are reported as warnings: one of them lags or is damaged. Queues without messages
+    are skipped. Exit code 1 if the log is damaged.
 
         rmqctl recover table STORE -o json > table.json
     """

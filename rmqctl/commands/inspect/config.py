@@ -69,10 +69,10 @@ def command(
 ) -> None:
     """Show topics, groups, offsets and other files of config/.
 
-    Reads what the broker reads: RocksDB (config/topics and beside it, or config/rdb) if it
-    keeps them there, JSON files otherwise. If a main file is missing, empty or unreadable, its .bak
-    is shown instead, as a broker does, with a note. Every unreadable file is listed with the reason
-    and the location. Exit code 1 if a main file is damaged.
+    Reads the files that the broker reads: RocksDB databases (config/topics and beside it, or
+    config/rdb) if the broker uses them, else JSON files. If a main file is missing, empty or
+    unreadable, its .bak is shown with a note, because a broker reads it, too. Every unreadable file
+    is listed with the reason and the location. Exit code 1 if a main file is damaged.
     """
     from rmqctl.store.config.config import load
 

@@ -38,7 +38,7 @@ def command(
     diff is max_offset minus consumer_offset for every read queue of the topic, as a broker computes
     it: a missing offset counts as 0, and expired messages count as unread. diff_total is the sum
     per group; unread_since is the store time of the oldest unread message. The group "(delay)" is
-    the delivery of delayed messages. Exit code 1 if nothing matches.
+    the delay service. Exit code 1 if nothing matches.
     """
     from rmqctl.broker.view import view_of
     from rmqctl.store.config.offsets import Lag

@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Compare the consumer offsets of two stores or files.
 
-    diff is b minus a. An offset that one side does not have is empty. Exit code 1 if any offset
+    diff is b minus a. An offset that a or b does not contain is empty. Exit code 1 if any offset
     differs.
 
         rmqctl offsets diff MASTER SLAVE
