@@ -183,7 +183,7 @@ _RESETS = "rmqctl resets offsets only while no broker runs, and shows a plan fir
 _EXPIRES = "rmqctl moves expired files aside, and shows a plan first"
 _SERVED = "with -n 127.0.0.1:9876 while rmqctl serves the store"
 _EITHER = "rmqctl reads the configuration from RocksDB as it does from JSON files"
-_NO_CONF = "a store does not contain the broker's configuration, broker.conf does"
+_NO_CONF = "a store does not contain the broker's configuration; broker.conf does"
 
 _READ = (
     Alias("topics", ("config",), last=("topics",)),

@@ -15,5 +15,4 @@ def _parsed(text: str) -> float | str:
 
 DiskUsed = Annotated[str | None, typer.Option(
     "--disk-used", metavar="RATIO|ignore", parser=_parsed,
-    help="Share of the disk in use (0.86 or 86%), instead of the real one; ignore: do not check "
-         "the disk.")]
+    help="Share of the disk to assume as used (0.86 or 86%); ignore: do not check the disk.")]

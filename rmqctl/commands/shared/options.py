@@ -284,8 +284,8 @@ RequiredQueue = Annotated[int, _QUEUE]
 
 Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
     "--consumequeue", rich_help_panel=_STORE, show_default=False,
-    help="Form of the consume queues: file or rocksdb (defaultRocksDB); with --apply, if none are "
-         "left to show it.")]
+    help="Form of the consume queues: file or rocksdb (defaultRocksDB). Needed for --apply if no "
+         "queues are left.")]
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
@@ -310,8 +310,8 @@ Zone = Annotated[tzinfo, typer.Option(
 
 SHOWN = "Message display"
 Body = Annotated[BodyForm, typer.Option(
-    "--body", rich_help_panel=SHOWN, help="Show bodies as text if they are UTF-8, else base64 "
-                                          "(auto), always in one form, or not at all.")]
+    "--body", rich_help_panel=SHOWN, help="Form of bodies. auto: text if UTF-8, else base64. "
+                                          "none: do not show bodies.")]
 View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
     "--view", help="disk: everything intact. broker: what a broker keeps. auto: broker for logs up "
                    "to 64 MiB, else disk.")]

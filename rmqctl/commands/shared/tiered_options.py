@@ -32,8 +32,8 @@ TierRoot = Annotated[str, typer.Argument(
          "store with a tieredstore/ folder, or a URL for fsspec.")]
 MetadataFile = Annotated[str | None, typer.Option(
     "--metadata", metavar="FILE", rich_help_panel=_TIER,
-    help="tieredStoreMetadata.json (default: config/ beside DIR), in the local root with "
-         "tiered_index_file/.")]
+    help="The broker's tieredStoreMetadata.json, in the local root with tiered_index_file/ "
+         "(default: beside DIR).")]
 Broker = Annotated[str | None, typer.Option(
     "--broker", metavar="NAME", rich_help_panel=_TIER,
     help="Only what this broker (brokerName) uploaded.")]

@@ -33,7 +33,7 @@ class TimeQuery(OptionGroup):
     boundary: Literal["lower", "upper"] = "lower"
     like: str = NEWEST
     messages: Annotated[bool, typer.Option(
-        "--messages", help="Show the messages from that offset on, instead of the offset.")] = False
+        "--messages", help="Show the messages from the found offset on, not the offset.")] = False
     count: Annotated[int, typer.Option(
         "--limit", "--count", metavar="N", min=1,
         help="Number of messages to show with --messages.")] = 1
@@ -69,8 +69,8 @@ class TierTimeQuery(TimeQuery):
                            "this time; see --broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
-        help="--boundary upper between two messages: the later (5.3.3), or the earlier (5.2.0, "
-             "local stores).")] = "5.3.3"
+        help="--boundary upper for a time between two messages: the later (5.3.3), or the earlier "
+             "(5.2.0, stores).")] = "5.3.3"
 
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
