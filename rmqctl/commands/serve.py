@@ -32,14 +32,14 @@ _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _MIN_LIMIT = 1 << 10
 _MAX_KEPT = 1 << 20
-"""Maximum bytes of a buffer that is kept for reuse; larger buffers are freed when their clients
-disconnect.
+"""Maximum size in bytes of a buffer that is kept for reuse; larger buffers are freed when their
+clients disconnect.
 """
 _LIMITS = "Client limits"
 
 
 def _seconds(text: str | int) -> int:
-    """Return the milliseconds of a text like ``10s``, or of a number of seconds."""
+    """Parse a duration such as ``10s``, or a number of seconds. Return milliseconds."""
     if isinstance(text, str) and text.isascii() and text.isdigit():
         return int(text[:9]) * 1000
     return parse_duration(text)
@@ -51,9 +51,7 @@ def _limit(name: str, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(OptionGroup):
-    """Limits for clients, per connection and in total. Options that are not given have the defaults
-    of `Limits`.
-    """
+    """Limits for clients, per connection and in total. The defaults are those of `Limits`."""
 
     connections: Annotated[int, typer.Option(
         "--max-connections", metavar="N", min=1, rich_help_panel=_LIMITS,
@@ -84,7 +82,9 @@ class LimitOptions(OptionGroup):
         )] = None
 
     def checked(self) -> dict[str, Any]:
-        """Return the given values by their names in `Limits`. Raises: UsageError."""
+        """Return the values given on the command line, by their names in `Limits`.
+        Raises: UsageError.
+        """
         for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
                             ("--max-unsent-total", self.unsent_in_all),
                             ("--max-unfinished", self.held)):
@@ -268,7 +268,7 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Create topics in the way that a send creates them. Raises: RefusedError for names that
+    """Create topics as a message to an unknown topic does. Raises: RefusedError for names that
     brokers reject.
     """
     try:

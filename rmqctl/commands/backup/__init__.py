@@ -1,1 +1,1 @@
-"""Commands about backups."""
+"""Commands for backups."""

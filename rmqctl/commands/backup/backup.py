@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
 
 _NOT_OVER = 0.2
-"""Seconds after which a waiting loop checks for an interrupt."""
+"""Interval in seconds at which a waiting loop checks for an interrupt."""
 
 
 def command(

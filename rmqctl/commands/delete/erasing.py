@@ -28,7 +28,7 @@ _COLUMNS = ("what", "topic", "queue_id", "queue_offset", "physical_offset", "siz
 
 @dataclass(frozen=True, kw_only=True)
 class EraseOptions(OptionGroup):
-    """Options for what a deletion covers and how it is recorded."""
+    """Options that extend a deletion, purge kept files and write a certificate."""
 
     same_body: Annotated[bool, typer.Option(
         "--same-body", help="Also erase messages that have an erased body and another id.")] = False
@@ -45,9 +45,9 @@ class EraseOptions(OptionGroup):
 
 def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, apply: ApplyOptions,
         options: EraseOptions) -> None:
-    """Show or apply the plan of a command; then write the certificate, and purge.
+    """Show or apply the plan of a deletion; once it is applied, write the certificate and purge.
 
-    ``wanted`` names the messages; the options set the extent.
+    ``wanted`` selects the messages; ``options`` can extend the selection.
     """
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.export.staging import checked_target

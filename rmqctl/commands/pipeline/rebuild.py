@@ -123,7 +123,7 @@ class _Rebuild:
                      made_anew=True, folders=self._wishes.commitlog_dirs)
 
     def of_stores(self, roots: list[str]) -> RmqctlError | None:
-        """Rebuild each store and print one document for all. Return the first failure."""
+        """Rebuild each store and print one document for all. Return the first error, or None."""
         first: RmqctlError | None = None
         shown: list[dict[str, Any]] = []
         for root in roots:
@@ -163,8 +163,8 @@ class _Rebuild:
 
 
 class _CollectedOutput:
-    """An output that collects documents to print them as one, or shows each page under
-    a heading.
+    """An output for one of several stores. It collects JSON documents, to be printed as one, or
+    shows each page under a heading that names the store.
     """
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:

@@ -110,9 +110,7 @@ def _only_tiers(text: str, store: str) -> bool:
 
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
-    """Show an upper bound of what a query would read: its conditions and columns are known only to
-    Spark.
-    """
+    """Show how much data a query reads at most; only Spark knows its conditions and columns."""
     from rmqctl.ext.spark.source.planning import estimate
     from rmqctl.ext.spark.source.tiered import holding
     from rmqctl.sql.options import ReadOptions

@@ -72,14 +72,14 @@ def _why_incomplete(store: OpenedStore, faults: ReadFaults) -> str:
 
 
 def _in_the_log(query: KeyQuery) -> str:
-    """Return the command that finds the same messages without an index."""
+    """Return the command that finds the same messages by reading the log."""
     from rmqctl.store.explain import by_the_log
 
     return by_the_log(query.topic, "--key", shlex.quote(query.key))
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
-    """Return why nothing was found, as far as this is known."""
+    """Return the reason why no message was found."""
     nothing = query.nothing
     search = f"`{_in_the_log(query)}` searches the messages themselves"
     if not store.index_listing.files:

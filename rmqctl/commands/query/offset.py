@@ -65,7 +65,7 @@ def command(
 
 def _in_log(store: OpenedStore, phy: int, around: bool,
             report: Report) -> tuple[Record | None, str]:
-    """Return the record at a physical offset, or the reason why there is none."""
+    """Return the record at a physical offset, or the reason why no record was found."""
     from rmqctl.store.query.lookup import containing, message_at, where_is
 
     record = containing(store, phy) if around else message_at(store, phy, report)
@@ -75,8 +75,8 @@ def _in_log(store: OpenedStore, phy: int, around: bool,
 
 def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
               report: Report) -> tuple[Record | None, str]:
-    """Return the record at a queue offset, or the reason why there is none. Each message of a batch
-    has its own queue offset.
+    """Return the record at a queue offset, or the reason why no record was found. Each message of a
+    batch has its own queue offset.
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of

@@ -138,7 +138,7 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
 
 
 def _inputs(out: Output, paths: list[str]) -> list[Input]:
-    """Return the files to carve; report those that are skipped."""
+    """Return the files to carve; warn about skipped files."""
     from rmqctl.repair.carve.sources import inputs
 
     skipped: list[str] = []
@@ -174,8 +174,8 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
 
 def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
           more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield rows with the fields ``columns``, in that order. ``more`` adds the fields about a
-    message's source, which pages of messages do not contain.
+    """Yield a row with the fields ``columns``, in this order, for each carved message. The fields
+    ``more`` describe the source of a message and are not part of the message itself.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
     for carved in carving.pages():

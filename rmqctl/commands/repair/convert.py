@@ -141,7 +141,7 @@ def command(
 
 
 def _for_release(conversion: ForRelease, release: str) -> Proposal:
-    """Return the plan with a list of what cannot be converted, and the remedies."""
+    """Return the plan, extended by a list of what cannot be converted and by remedies."""
     from rmqctl.checks.losses import summed
     from rmqctl.commands.shared.plan_page import Proposal
 

@@ -81,8 +81,8 @@ def command(
 
 def _place(to: str | None, time: str | None, shift_by: int | None,
            tz: tzinfo) -> int | Number | Literal["earliest", "latest", "beyond-end"]:
-    """Return the kind of reset that the options request; ``beyond-end`` without any. Raises:
-    UsageError.
+    """Return the kind of reset that the options request; ``beyond-end`` if none of these options is
+    given. Raises: UsageError.
     """
     from rmqctl.repair.offsets.reset import Number
 

@@ -203,7 +203,7 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
 
 
 def _is_undecided(plan: Plan, ambiguous: str | None) -> bool:
-    """Return whether a decision about undecided records is needed before the plan."""
+    """Return whether the user must decide about undecided records before the plan is applied."""
     return bool(plan.ambiguous) and ambiguous is None
 
 

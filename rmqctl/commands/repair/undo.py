@@ -154,8 +154,8 @@ def _then(look: str) -> list[dict[str, Any]]:
 
 
 def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:
-    """Show which repairs are older; with ``apply``, delete the files kept for their undo; with
-    ``forget``, also delete the records of lost messages.
+    """Show the repairs that are older than ``age`` (ms). With ``apply``, delete the files kept for
+    their undo; with ``forget``, also delete the records of lost messages.
     """
     from rmqctl.commands.shared.applying import ask, at_a_terminal
     from rmqctl.repair.executor.executor import Repair
@@ -242,7 +242,7 @@ def _check_root(root: str) -> None:
 
 
 def _around_tier(root: str) -> list[str]:
-    """Return the writable folders around a tier; an empty list for a store."""
+    """Return the paths outside a tier that may be written; an empty list for a store."""
     if not has("tiered"):
         return []
     from rmqctl.ext.tiered.files.metadata_file import writable_around

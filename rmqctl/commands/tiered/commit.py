@@ -62,7 +62,7 @@ def command(
 
 
 def _is_empty(root: str) -> bool:
-    """Return whether nothing was ever uploaded: the folder exists but has no folder of
+    """Return whether nothing was ever uploaded: the folder exists but contains no folder of
     a cluster.
     """
     try:

@@ -72,7 +72,7 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
-    """Show the tables for people, with the columns that fit and whose values differ
+    """Show the tables as text, with only the columns that fit and whose values differ
     between rows.
     """
     def moment(value: int) -> str:

@@ -76,7 +76,7 @@ def command(
 
 def _reason(files: IndexFiles, query: KeyQuery, answer: TierKeyAnswer | None,
             false_hits: int) -> str:
-    """Return why nothing was found, as far as this is known."""
+    """Return the reason why no message was found."""
     nothing = query.nothing
     if not files.files and answer is not None:
         return f"{nothing}: the tier has no index files"

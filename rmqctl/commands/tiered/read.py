@@ -96,7 +96,7 @@ def _missing(tier: Tier, topic: str | None, queue: int | None, broker: str | Non
 
 def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, queue: int | None,
                 broker: str | None) -> None:
-    """Note how a broker's tier answers for a queue offset without a message."""
+    """Print how a broker answers a pull from the tier at a queue offset without a message."""
     from rmqctl.broker.get_message import Answer, meaning
     from rmqctl.ext.tiered.as_broker import get_message
 

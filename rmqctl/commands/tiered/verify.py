@@ -85,7 +85,7 @@ def command(
 
 
 def covered(verdict: VerifyResult[TierCoverage]) -> dict[str, str]:
-    """Return a description of what was checked in a tier, for people."""
+    """Return what was checked in a tier, as captions and texts."""
     from rmqctl.checks.verify.common import plural
 
     # Lines about repairs and undecided records appear only if there are any.

@@ -166,7 +166,9 @@ class RejectFile:
 
 
 class _Append:
-    """A run over the input, with its rows or summary, its notes and its progress."""
+    """A run of the command: it appends the lines and prints rows or a summary, notes and
+    progress.
+    """
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
                  reader: LineReader, signals: DeferredSignals,

@@ -151,7 +151,9 @@ def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> N
 
 
 def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str, Any]]:
-    """Write message objects to a new file; yield the result for each. Raises: StoreIOError."""
+    """Write message objects to a new file; yield a result row for each dead letter.
+    Raises: StoreIOError.
+    """
     from rmqctl.engine.input.requeue import line
 
     try:
@@ -166,8 +168,8 @@ def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str
 
 def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
              signals: DeferredSignals) -> Iterator[Any]:
-    """Yield the rows; a signal takes effect between two messages. Add the first physical offset to
-    ``places``.
+    """Yield the result rows, and count them by status in ``tally``. Add the first physical offset
+    to ``places``. A signal ends the run between two messages.
     """
     for row in rows:
         place, status = row["physical_offset"], row["status"]
