@@ -1,5 +1,5 @@
-"""Measurements of Python calls. Each prepares its work and returns the function to time, which
-returns the amount of work. Imported only in the measured process.
+"""Measurements of Python calls. Each function prepares its work and returns the function to
+time, which returns the amount of work done. Imported only in the measured process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Where:
 
 @dataclass(frozen=True)
 class Done:
-    """Number of processed records (messages, items) and bytes; ``seconds``: the time to report, if
-    it is not the time of the whole call.
+    """The work done by a call: number of records (messages, items) and bytes. ``seconds``: the time
+    to report; None: the time of the whole call.
     """
 
     records: int
@@ -62,7 +62,7 @@ Run = Callable[[], Done]
 
 
 def peer(where: Where, name: str) -> Run:
-    """Parse the log with a peer, see peers.py."""
+    """Parse the log with one of the programs in peers.py."""
     scan: Callable[[Path, int], peers.Scan] = {
         "construct": partial(peers.construct_parse, limit=16 * MIB),  # equally slow for the rest
         "struct": peers.struct_loop,
@@ -118,7 +118,7 @@ def walk_crc(where: Where) -> Run:
 
 @dataclass(frozen=True)
 class _Walked:
-    """A scanned range: start and end of its frames, and its counts."""
+    """Result for a scanned range: its first physical offset, its end, and counts of its frames."""
 
     first: int
     position: int

@@ -28,7 +28,7 @@ WITHOUT, REPLICA, SPLIT, MESSAGES = "none", "replica", "split brain", "messages"
 LIMIT = 120
 """Maximum number of seconds per store."""
 COMMAND_EACH = 25
-"""Every store whose number is a multiple of this value is also recovered by the command."""
+"""Every store whose number is a multiple of this value is also recovered with the command line."""
 PAGE = """# What `recover` brings back
 
 Stores damaged at random, recovered, and compared message by message with what they were. Written
@@ -126,7 +126,7 @@ class Sums:
 
 
 def group(source: str) -> str:
-    """Return the name of a source that the table shows."""
+    """Return the name under which the table shows a source."""
     return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS
             else MESSAGES if source in FORMS else REPLICA)
 

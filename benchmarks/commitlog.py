@@ -47,13 +47,13 @@ def windows(buffer: U8, width: int) -> NDArray[np.void]:
 
 
 def rows_as_void(rows: NDArray[Any]) -> NDArray[np.void]:
-    """Return (n, width) bytes, or n structured values, as n opaque values for `windows`."""
+    """Return n rows of bytes, or n structured values, as n opaque values to assign to `windows`."""
     flat = np.ascontiguousarray(rows)
     return flat.view(f"V{flat.nbytes // len(flat)}").reshape(len(flat))
 
 
 class LogWriter:
-    """Builder of the bytes of a plan's records, chunk by chunk: a body may contain a copy of an
+    """Builder of the bytes of a plan's records, chunk by chunk. A body may contain a copy of an
     earlier record.
     """
 
@@ -84,8 +84,8 @@ class LogWriter:
                     out.write(blank.tobytes())
 
     def chunks(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Divide records first..stop of a file into runs of about CHUNK bytes; donors are never in
-        the same run as their users.
+        """Divide records first..stop of a file into runs of about CHUNK bytes. Donors (the records
+        that bodies copy) are never in the same run as a body that copies them.
         """
         phy = self.plan.phy
         while first < stop:
@@ -173,7 +173,7 @@ class LogWriter:
         return buffer
 
     def embed(self, body: U8, index: int) -> None:
-        """Write the imitation of the record's trick to its body (a view of the chunk)."""
+        """Write the data of the record's `Trick` to its body (a view of the chunk)."""
         plan = self.plan
         trick, donor = Trick(plan.trick[index]), self.donors[plan.donor[index]]
         phy = int(plan.phy[index]) + MESSAGE_HEADER.itemsize
@@ -206,7 +206,7 @@ def moved(record: bytes, phy: int) -> bytes:
 
 
 def body_crcs(buffer: U8, body: I64, length: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """Return the stored CRC of every body (n,)."""
+    """Return the CRC of every body, as a record stores it (n,)."""
     view, crc32 = buffer.data, isal_zlib.crc32
     ends = (body + length).tolist()
     values = [crc32(view[a:b]) for a, b in zip(body.tolist(), ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Write the files of a consume queue as a broker does, for entries without a gap."""
+"""Write the files of a consume queue without gaps, as a broker does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a queue from index 0 as columns; phy and size in bytes."""
+    """The entries of a queue from queue offset 0, as columns; phy and size in bytes."""
 
     phy: I64
     size: I32

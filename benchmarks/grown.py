@@ -61,7 +61,7 @@ def topic_name(number: int) -> str:
 
 
 def record_type() -> np.dtype[np.void]:
-    """Return the type of a record; all texts have the same length."""
+    """Return the type of a record. Topics, bodies and properties have fixed lengths."""
     return np.dtype([
         ("head", MESSAGE_HEADER), ("body", f"V{len(BODY)}"), ("topic_length", "u1"),
         ("topic", f"S{len(topic_name(0))}"), ("properties_length", ">i2"),
@@ -151,7 +151,7 @@ def _write_log(records: NDArray[np.void], per_file: int, file_size: int, folder:
 
 
 def _dig_slots(folder: Path) -> None:
-    """Punch holes for unused pages of slots, as in a broker's file."""
+    """Rewrite index files so that their unused pages are holes, as in a broker's file."""
     for path in folder.iterdir():
         data, page = path.read_bytes()[:40 + INDEX_SLOTS * INDEX_SLOT.itemsize], 4096
         behind = path.stat().st_size

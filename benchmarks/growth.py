@@ -31,8 +31,8 @@ TIMES = (1, 2, 4, 8)
 _TRIES = 3
 NEGLIGIBLE_S = 0.25
 NEGLIGIBLE_MIB = 4.0
-"""If the costs on the largest store, without the startup, are below this value, growth is not
-measured.
+"""Growth is not measured if the costs on the largest store, without the startup, are below these
+values: CPU seconds and MiB read.
 """
 BASE = {"messages": Shape(messages=50_000), "queues": Shape(queues=1_000),
         "files": Shape(files=50), "groups": Shape(groups=1_000),

@@ -45,7 +45,7 @@ class IndexEntries:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """The content of an index file: header (), slots (slots,), entries from number 1 (n,)."""
+    """The content of an index file as arrays: header, slots, and the entries from number 1."""
 
     header: NDArray[np.void]
     slots: NDArray[np.signedinteger]

@@ -12,7 +12,9 @@ MAX_NUMBER = 256  # topics and queues are counted in one byte while a store is p
 
 @dataclass(frozen=True)
 class Profile:
-    """A named shape: mean body length (bytes, varied by 10 %) and length of the log (bytes)."""
+    """Shape of a generated store: mean body length (bytes, varied by 10 %) and length of the log
+    (bytes).
+    """
 
     body_length: int
     log_size: int

@@ -112,7 +112,7 @@ def construct_parse(path: Path, base: int, limit: int | None = None) -> Scan:
 def struct_loop(
     path: Path, base: int, crc32: Callable[[memoryview], int] = isal_zlib.crc32
 ) -> Scan:
-    """Call unpack_from once per record of the mapped file; crc32 may also be zlib.crc32."""
+    """Parse a mapped file with one call of unpack_from per record; ``crc32``: the CRC function."""
     with (
         path.open("rb") as log,
         mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -122,7 +122,7 @@ def struct_loop(
 
 
 def struct_records(data: memoryview, base: int, crc32: Callable[[memoryview], int]) -> Scan:
-    """Loop over the bytes of a complete file."""
+    """Parse the records of a complete file in a loop."""
     unpack, header = STRUCT_HEADER.unpack_from, STRUCT_HEADER.size
     unpack_length, length_size = STRUCT_LENGTH.unpack_from, STRUCT_LENGTH.size
     last = len(data) - header

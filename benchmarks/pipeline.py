@@ -3,7 +3,7 @@
 python -m benchmarks.pipeline --dir DIR [--rounds N] [--write-results]
 
 The stores are those of `benchmarks.run` (created in DIR if missing), with their files in the page
-cache. Everything has two cores: two threads of the local engine, or Spark ``local[2]`` in a running
+cache. Every job has two cores: two threads of the local engine, or Spark ``local[2]`` in a running
 session. Rounds are interleaved, and the best pass counts.
 """
 

@@ -1,4 +1,4 @@
-"""Many stores and many files, for the scaling of the pipeline."""
+"""Create many stores or many files, to measure how the pipeline scales."""
 
 from __future__ import annotations
 

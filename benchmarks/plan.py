@@ -26,7 +26,7 @@ MAX_GAP_MS = 4
 
 
 class Trick(IntEnum):
-    """Data in a body that imitates a record or a part of a record."""
+    """Kind of data in a body that imitates a record or a part of a record."""
 
     NONE = 0
     COPY = 1  # an earlier record
@@ -144,8 +144,8 @@ def make_plan(options: Options) -> Plan:
 def draw_block(
     rng: np.random.Generator, options: Options, topics: list[str], donor_sizes: I32 | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the columns of the next BLOCK records; the first block (without donor_sizes) starts
-    with the donors.
+    """Return the columns of the next BLOCK records. The first block (``donor_sizes`` is None)
+    starts with the donors, the records that later bodies copy.
     """
     weights = 1.0 / np.arange(2, len(topics) + 2)  # some topics are busier than others
     topic = rng.choice(len(topics), BLOCK, p=weights / weights.sum()).astype(np.uint8)

@@ -3,7 +3,7 @@
 ``python -m benchmarks.plans save FILE --seeds 1000`` damages the worlds of seeds 1 to 1,000
 (tests/repair/campaign/worlds) and writes their plans; run by two revisions of rmqctl,
 ``python -m benchmarks.plans compare BEFORE AFTER`` prints the table of benchmarks/plans.md.
-A difference is counted in the first class that contains it.
+Each difference is counted in one class: the first of `CLASSES` that applies.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _actions(plan: dict[str, Any], *, log: bool) -> list[tuple[Any, ...]]:
 
 
 def class_of(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return the first of `CLASSES` that contains the difference of two plans."""
+    """Return the first of `CLASSES` that applies to the difference between two plans."""
     if before == after:
         return "equal"
     a, b = before["plan"], after["plan"]

@@ -74,7 +74,7 @@ def anonymous_mib(pid: int) -> float:
 
 
 class Sampler(threading.Thread):
-    """Sampler of a process tree's memory until stopped."""
+    """Thread that samples the memory of a process tree until it is stopped."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)

@@ -12,7 +12,7 @@ _NEXT = "\n## "
 
 
 def with_section(text: str, mark: str, lines: list[str]) -> str:
-    """Return the text with the section of ``mark`` replaced."""
+    """Return the text with ``lines`` in place of the section that starts with ``mark``."""
     before, _, rest = text.partition(mark)
     _, following, behind = rest.partition(_NEXT)
     return before.rstrip("\n") + "\n\n" + "\n".join(lines) + following + behind

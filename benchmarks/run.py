@@ -194,7 +194,7 @@ def cells(row: Row) -> list[str]:
 
 
 def reached(row: Row) -> str:
-    """Return ``yes`` or ``NO`` for each goal of a row, the second one in brackets."""
+    """Return ``yes`` or ``NO`` for each goal of a row, for the second goal in brackets."""
     work, goals = row.work, row.work.goal.get(row.profile, ())
     least = work.unit in FACTOR
 
@@ -210,7 +210,7 @@ def reached(row: Row) -> str:
 
 
 def peak(rows: list[Row]) -> list[str]:
-    """Return the row about memory: the maximum, and which measurements exceed the goal."""
+    """Return the row about memory: the maximum, and the measurements that exceed the goal."""
     own = [row for row in rows if not row.work.is_peer and not row.error]
     over = [f"{row.work.name} ({row.profile})" for row in own if row.mib >= PEAK_MIB]
     greatest = max((row.mib for row in own), default=0.0)

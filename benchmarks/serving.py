@@ -3,13 +3,13 @@
     python -m benchmarks.serving --dir DIR [--clients 2] [--seconds 4] [--write-results]
 
 Each client repeatedly pulls 32 messages at a time from its own queues, or sends bodies of 1 KiB,
-over loopback, with the stores in the page cache. The server keeps the messages of two smaller
-queues in memory; it reads messages of more queues again each time. The last rows are for a client
-of another project.
+over loopback, with the stores in the page cache. The messages of two smaller queues fit into
+the server's memory; those of more queues are read again for each pull. The last rows are for a
+client of another project.
 
 The duration of a pull is measured at half the maximum load: a client pulls at fixed times over all
-connections, and durations count from these times. To show the machine's share, each run is followed
-by one with a bare server that computes as long and sends as many bytes per answer.
+connections, and durations count from these times. To show which part of them the machine causes,
+each run is repeated with a bare server that computes as long and sends as many bytes per answer.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Requests:
         self.socket.sendall(requests)
 
     def answers(self, count: int) -> list[tuple[bytes, int]]:
-        """Return (header, size of the body) of the ``count`` responses under way, which must be
-        successful.
+        """Read ``count`` responses, which must be successful; return (header, size of the body) of
+        each.
         """
         frames: list[tuple[bytes, int]] = []
         at = 0
@@ -116,7 +116,7 @@ class Requests:
         return frames
 
     def arrived(self) -> bool:
-        """Read the received part of the response under way; return whether it is complete."""
+        """Read the received part of a response; return whether the response is complete."""
         frames: list[tuple[bytes, int]] = []
         self._take(frames, 0)
         self._have *= not frames
@@ -295,7 +295,7 @@ def percentile(times: list[float], share: float) -> float:
 
 def half_load(address: Address, queues: list[Queue], rate: float, seconds: float,
               connections: int) -> list[float]:
-    """Return (median, p99) ms of pulls at a rate per second; the median pass by p99."""
+    """Return (median, p99) in ms of pulls at a rate per second: the pass with the median p99."""
     chosen = Pulls(queues)
     gc.disable()
     passes = []

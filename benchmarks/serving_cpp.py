@@ -1,4 +1,4 @@
-"""Use a served store with the C++ client of another project, by its Python module.
+"""Use a served store with the C++ client of another project, through its Python module.
 
     python benchmarks/serving_cpp.py NAMESERVER TOPIC MODE SECONDS
 

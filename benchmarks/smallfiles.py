@@ -1,4 +1,4 @@
-"""Write checkpoint, lock and the JSON files of config/ in the engine's dialect."""
+"""Write checkpoint, lock and the JSON files of config/ in a broker's JSON dialect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def topic_config(name: str, queues: int) -> dict[str, Any]:
 
 
 def consumer_offsets(plan: Plan) -> dict[str, dict[int, int]]:
-    """Return `topic@group` -> queue id -> next offset to consume."""
+    """Return, for each `topic@group` and queue id, the next offset to consume."""
     table: dict[str, dict[int, int]] = {}
     for topic, queue, members in plan.queue_groups():
         for group, share in GROUPS.items():

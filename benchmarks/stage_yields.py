@@ -134,7 +134,7 @@ DAMAGES: Mapping[str, Callable[[Target], bool]] = {
 
 
 def of_damage(kind: str, count: int, folder: Path) -> Yield:
-    """Return the yield of one of `DAMAGES` in generated stores."""
+    """Return the `Yield` for one of `DAMAGES` in generated stores."""
     damaged = back = 0
     for seed in range(count):
         name = stores.GENERATED[seed % len(stores.GENERATED)]

@@ -29,8 +29,8 @@ HEADING, WIDE_HEADING = "## Worlds of damage", "## Wide worlds of damage"
 LIMIT = 120
 """Maximum number of seconds per world."""
 MAX_PER_PAGE = 200
-"""Number of undecided records per damaged page that is too many for a log without forged bodies
-that is longer than its largest record.
+"""A run fails if a log without forged bodies that is longer than its largest record has this number
+of undecided records per damaged page, or more.
 """
 TEXT = """Made by `{command}`: {seeds:,} seeds, {first:,} to {last:,}. A seed chooses a form of the log, whether bodies hold forged records, the damage, and the state of entries and index. *refused*: nothing is changed. *damaged* messages are *back* with their bytes, *filled*, or *lost*: nothing stands for them. *forged*: worlds in which a record from a body is shown or published without `--ambiguous keep`. *not counted*: an intact message is hidden, left out or lost without being counted, with `--ambiguous keep` or without. *nothing is lost*: that is said, and a message has to be filled. *verify*: an error after `recover` that the plan did not announce. *stale shown*: `read` shows records from an earlier use of a file which the entries contradict. *other*: a second plan is not empty, or `undo` does not restore every byte. *undecided*: intact and forged records of which the plan says so, in all worlds, and their share of all messages; *most a page*: the most of one world, divided by its damaged places.
 """  # noqa: E501 - a paragraph of Markdown

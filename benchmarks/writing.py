@@ -32,8 +32,8 @@ CONSTRUCT_MESSAGES = 20_000
 ENGINE = {1024: "4.9.3 226,000, 5.3.3 206,000", 100: "4.9.3 567,000, 5.3.3 412,000"}
 
 Pass = tuple[int, int, float | None]
-"""(number of messages, bytes of their records, seconds until they were put; None: the whole
-process).
+"""(number of messages, bytes of their records, seconds until they were put). With None for the
+seconds, the duration of the whole process counts.
 """
 
 
@@ -43,7 +43,7 @@ def filling(size: int) -> str:
 
 
 def properties(number: int) -> str:
-    """Return the properties string that reaches the put path."""
+    """Return the properties string of a message, as the put path receives it."""
     return (f"UNIQ_KEY\x017F0000011911184BFAA868CC{number:08X}\x02CLUSTER\x01DefaultCluster\x02"
             f"TAGS\x01{'ABC'[number % 3]}\x02KEYS\x01order-{number}\x02WAIT\x01true\x02")
 

@@ -1,4 +1,4 @@
-"""Why rmqctl's data source accepts no filters from Spark: a source of ten rows, used twice.
+"""Show why rmqctl's data source accepts no filters from Spark: a source of ten rows, used twice.
 
     python examples/pipeline/filters_kept.py
 

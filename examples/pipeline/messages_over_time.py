@@ -96,7 +96,7 @@ with tempfile.TemporaryDirectory() as folder:
     later = written[-1].rename(f"{folder}/later")  # the last file is not written yet
 
     def follow() -> int:
-        """Read the new messages, save the position in the checkpoint, and return their number."""
+        """Read the new messages, save the position in the checkpoint, return the message count."""
         before = spark.read.parquet(taken).count() if Path(taken).exists() else 0
         stream = (
             spark.readStream.format("rocketmq")

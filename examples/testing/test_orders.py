@@ -1,4 +1,4 @@
-"""Test a program that uses RocketMQ with pytest against its own server, without Java."""
+"""Test a program that uses RocketMQ: pytest starts a server for it, without Java."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmqctl.testing import RocketMQ, rocketmq  # noqa: F401 - the fixture, for t
 
 
 def place_order(server: str, topic: str, number: int) -> None:
-    """A stand-in for the program, which would create a producer with this name server."""
+    """Stand-in for the tested program, which would create a producer for this name server."""
     client = RocketMQ()
     client.address = server
     client.send(topic, json.dumps({"order": number}), tags="new", keys=f"order-{number}")
