@@ -61,11 +61,11 @@ class LimitOptions(OptionGroup):
         "--max-frame", "Maximum request size; larger requests close the connection  [default: "
                        "16MiB]")] = None
     unsent: Annotated[int | None, _limit(
-        "--max-unsent", "Stop reading from a client with this many bytes of unread responses, "
-                        "beside one  [default: 1MiB]")] = None
+        "--max-unsent", "Stop reading from a client that leaves more than SIZE of responses "
+                        "unread  [default: 1MiB]")] = None
     unsent_in_all: Annotated[int | None, _limit(
-        "--max-unsent-total", "--max-unsent for all connections together; then close the one "
-                              "unread longest  [default: 64MiB]")] = None
+        "--max-unsent-total", "Size of all unread responses; then close the connection that has "
+                              "not read for longest  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
         "--max-unfinished", "Size of all incomplete requests; then close the connection with the "
                             "oldest  [default: 64MiB]")] = None
@@ -105,7 +105,7 @@ def command(
     roots: Annotated[list[str] | None, typer.Argument(
         metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
         show_default=False, help="Store roots; a pattern such as '/backup/*/store' selects all "
-                                 "matching folders. None with --temp.")] = None,
+                                 "matching folders. Omit with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
         help="Address of name server and first broker; further stores get the following ports. "

@@ -33,8 +33,8 @@ def command(
         help="The new store: an empty folder, or one that does not exist yet.")],
     until: Annotated[str | None, typer.Option(
         "--until", metavar="TIME", show_default=False,
-        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h), offsets of the restore "
-             "point before it.")] = None,
+        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h), offsets as of the "
+             "restore point before TIME.")] = None,
     offset: Annotated[int | None, typer.Option(
         "--until-offset", metavar="OFFSET", parser=parse_offset, show_default=False,
         help="Only messages before this physical offset, which must be the start of a "
@@ -65,9 +65,8 @@ def command(
 
     if vfs.is_elsewhere(backup) and not _is_backup(backup):
         if until is not None or offset is not None or point is not None or seed_slave:
-            raise UsageError(f"{without_secrets(backup)}: has no restore points, so it is copied "
-                             "as it is: only backups have --until, --until-offset, --point and "
-                             "--seed-slave")
+            raise UsageError(f"{without_secrets(backup)}: is not a backup; --until, "
+                             "--until-offset, --point and --seed-slave require a backup")
         _copy(backup, target, load, out)
         return
     if is_url(backup):
@@ -94,8 +93,7 @@ def command(
     def show(page: Human) -> None:
         page.text(verdict, "bad" if done.faults else "good")
         if done.faults:
-            page.text(Phrase("The backup has changed since it was copied: {faults}; see the "
-                             "warnings.",
+            page.text(Phrase("The backup itself is damaged: {faults}; see the warnings.",
                              faults=counted(done.faults, "fault")), "bad")
         page.blank()
         page.pairs({"log": f"ends at {done.end:,} ({counted(done.files, 'file')})",

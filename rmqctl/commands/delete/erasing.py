@@ -31,10 +31,11 @@ class EraseOptions(OptionGroup):
     """Options that extend a deletion, purge kept files and write a certificate."""
 
     same_body: Annotated[bool, typer.Option(
-        "--same-body", help="Also erase messages that have an erased body and another id.")] = False
+        "--same-body", help="Also erase messages with another id whose body equals an erased "
+        "body.")] = False
     whole_batches: Annotated[bool, typer.Option(
         "--whole-batches", help="Also erase the other messages of a compressed batch that contains "
-        "an erased one.")] = False
+        "an erased message.")] = False
     purge: Annotated[bool, typer.Option(
         "--purge", help="With --apply: also delete the files kept for undo, of all repairs. "
                         "Requires --yes without a terminal.")] = False

@@ -25,8 +25,8 @@ def command(
     """Delete a consumer group, its offsets, retry messages and dead letters.
 
     Shows the plan; --apply carries it out. Deletes the configuration, the offsets, and the retry
-    and dead letter topics with their messages. `rmqctl undo` restores them until --purge. Replicas,
-    DLedger members and backups are not changed.
+    and dead letter topics with their messages. `rmqctl undo` restores them until a run with
+    --purge. Replicas, DLedger members and backups are not changed.
 
         rmqctl delete group STORE billing --apply
     """

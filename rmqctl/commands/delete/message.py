@@ -36,8 +36,8 @@ def command(
     Shows the plan; --apply carries it out. Overwrites each message with a record of the same size
     without body and keys, marked RMQCTL=erased, which consumers receive. Finds copies in the log
     (delayed, half, retry, dead letter, trace), in compaction logs and in a tier below STORE.
-    `rmqctl undo` restores them until --purge. Replicas, DLedger members and backups are not
-    changed.
+    `rmqctl undo` restores them until a run with --purge. Replicas, DLedger members and backups
+    are not changed.
 
         rmqctl delete message STORE --id 0A000008126718B4AAC2CFF2AF34A3CA
         rmqctl delete message STORE --property user=4711 --apply --purge --certificate erased.json

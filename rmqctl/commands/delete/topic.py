@@ -25,8 +25,8 @@ def command(
 
     Shows the plan; --apply carries it out. Erases the messages in the log, including copies in
     other topics (delayed, half, retry, dead letter), and removes the consume queues, the
-    configuration and all offsets of the topic. `rmqctl undo` restores them until --purge. Replicas,
-    DLedger members and backups are not changed.
+    configuration and all offsets of the topic. `rmqctl undo` restores them until a run with
+    --purge. Replicas, DLedger members and backups are not changed.
 
         rmqctl delete topic STORE orders --apply
     """

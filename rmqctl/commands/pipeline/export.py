@@ -111,7 +111,7 @@ def _show_plan(page: Human, document: dict[str, Any]) -> None:
         f"{counted(document['partitions'], 'partition')}",
         "expected size": f"about {size_text(document['expected_bytes'])} (estimated from "
                          f"{size_text(document['sampled_bytes'])} of the log)",
-        "free there": size_text(document["free_bytes"]),
+        "free space": size_text(document["free_bytes"]),
     })
     if document["expected_bytes"] > document["free_bytes"]:
         page.text("Not enough disk space.")

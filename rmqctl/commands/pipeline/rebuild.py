@@ -48,8 +48,8 @@ def command(
                                         engine="spark")],
     scratch: Annotated[str | None, typer.Option(
         "--scratch", metavar="FOLDER", rich_help_panel="Spark",
-        help="Folder for a plan that all workers see; with --apply, files are created below each "
-             "store instead.")] = None,
+        help="Folder, visible to all workers, for the files of a plan; --apply creates them below "
+             "each store.")] = None,
     jobs: Jobs = 0,
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],

@@ -51,8 +51,8 @@ def command(
             out.note(f"a broker returns at most {lookup.MAX_BATCH} messages; narrow the time with "
                      f"--since or --until, or use `{_in_the_log(query)}`")
         if answer.behind:
-            out.note("not shown, because a broker truncates its log before: physical offset "
-                     f"{', '.join(map(str, answer.behind))} (--view disk shows them)")
+            out.note(f"not shown: physical offset {', '.join(map(str, answer.behind))}; a broker "
+                     "truncates the log there or earlier (--view disk shows them)")
         if not answer.records:
             not_found(out, faults, _reason(opened, query, answer))
         # Name index entries without a message, and say whether the index may be incomplete.

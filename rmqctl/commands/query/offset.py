@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Show the message at a queue offset or at a physical offset.
 
-    Exit code 1 if nothing is found; stderr says what is there instead.
+    Exit code 1 if nothing is found; stderr says what is at the offset instead.
 
         rmqctl query offset STORE --topic orders --queue 0 1200
         rmqctl query offset STORE --phy 536897170

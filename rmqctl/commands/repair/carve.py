@@ -75,7 +75,7 @@ def command(
     of an intact record are not taken for records. Each message is listed once with its source,
     offset and placement: in-place, doubtful (maybe part of a damaged message's body) or misplaced
     (other messages contradict its physical offset). --out writes them to a new store at their
-    physical and queue offsets, or to one for each log. Exit code 1 if nothing or damage was found.
+    physical and queue offsets, or to one store per log. Exit code 1 if nothing or damage was found.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
         rmqctl carve disk.img --fields source_offset,placement,topic,body -o csv

@@ -27,7 +27,7 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Add topics and groups that are missing here from another configuration.
+    """Copy topics and groups that STORE lacks from another configuration.
 
     Shows the plan; --apply carries it out. Copies topics, subscription groups, topics forbidden to
     groups, and delivery modes (pull or POP) that STORE lacks. Entries that differ are listed and

@@ -27,7 +27,7 @@ def command(
         help="Also expire the oldest log files until at most SIZE of log is left.")] = None,
     free: Annotated[int | None, typer.Option(
         "--free", metavar="SIZE", parser=parse_size,
-        help="Expire the oldest log files until they take up SIZE of the disk.")] = None,
+        help="Expire the oldest log files until the expired files occupy SIZE on disk.")] = None,
     apply: ApplyOptions,
     store: StoreQueues,
     tz: Zone = UTC,

@@ -19,10 +19,11 @@ def command(
 ) -> None:
     """Commit pending transactions, as their producer would.
 
-    Shows the plan; --apply carries it out. Each message is put into its topic, and an op message
-    ends its half messages. --all and --older-than select transactions that a broker still checks;
-    --id also discarded ones. Ask the producer's owner first: only they know whether the transaction
-    succeeded. The store must be closed cleanly. `rmqctl undo` reverts it until a broker runs.
+    Shows the plan; --apply carries it out. Puts each message into its topic, and an op message
+    that marks its half messages as finished. --all and --older-than select transactions that a
+    broker still checks; --id can also select discarded ones. Ask the producer's owner first: only
+    they know whether the transaction succeeded. The store must be closed cleanly. `rmqctl
+    undo` reverts it until a broker runs.
 
         rmqctl transactions commit STORE --id 7F0000010A2B18B4AAC2000000010000
         rmqctl transactions commit STORE --older-than 6h --group orders-producer --apply

@@ -19,9 +19,10 @@ def command(
 ) -> None:
     """Roll back pending transactions, as their producer would.
 
-    Shows the plan; --apply carries it out. An op message ends the half messages; nothing is
-    delivered. --all and --older-than select transactions that a broker still checks; --id also
-    others. The store must be closed cleanly. `rmqctl undo` reverts it until a broker runs.
+    Shows the plan; --apply carries it out. Puts an op message that marks the half messages as
+    finished; nothing is delivered. --all and --older-than select transactions that a broker still
+    checks; --id can also select others. The store must be closed cleanly. `rmqctl undo`
+    reverts it until a broker runs.
 
         rmqctl transactions rollback STORE --older-than 3d
         rmqctl transactions rollback STORE --id 7F0000010A2B18B4AAC2000000010000 --apply

@@ -40,8 +40,8 @@ def command(
         metavar="DIR", autocompletion=complete_folders, show_default=False,
         help="Tier root, a store with a tieredstore/ folder, or a URL for fsspec.")] = None,
     everything: Annotated[bool, typer.Option(
-        "--all/--full", help="Also the newest file, as a broker from 5.3.1 on at a clean shutdown "
-                             "(default: only full files).")] = True,
+        "--all/--full", help="Also upload the newest file, as brokers since 5.3.1 do at a clean "
+                             "shutdown (default: only full files).")] = True,
     dry_run: DryRun = False,
     write_outside: WriteOutside = None,
     metadata: MetadataFile = None,

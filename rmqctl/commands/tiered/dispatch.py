@@ -29,8 +29,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json (default: STORE/config); tiered_index_file/ is then in its "
-             "local root, too.",
+        help="tieredStoreMetadata.json (default: in STORE/config); its local root also contains "
+             "tiered_index_file/.",
     ),
 ]
 Broker = Annotated[
@@ -108,10 +108,10 @@ def command(
     """Upload a local store's messages to a tier; no broker may run on the store.
 
     Reads the messages, and writes DIR, the metadata (config/tieredStoreMetadata.json) and the index
-    files (tiered_index_file/) in STORE or as --metadata says. A broker can continue from there. A
-    damaged message stops its queue (exit code 1), not the others. The next run completes an
-    interrupted one. Times are those of the messages, also where a broker misreads them (IPv6
-    hosts).
+    files (tiered_index_file/), the last two in STORE or where --metadata points. A broker can
+    continue the upload. A damaged message stops its queue (exit code 1), not the others. The next
+    run completes an interrupted one. Times are those of the messages, also where a broker misreads
+    them (IPv6 hosts).
 
         rmqctl tiered dispatch STORE /mnt/tier --broker broker-a
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
@@ -169,7 +169,8 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
             progress.hide()
             _show(out, result, dry_run=False)
             if result.stopped:
-                out.warn("interrupted: uploaded messages stay, and the next run continues there")
+                out.warn("interrupted: uploaded messages stay, and the next run continues after "
+                         "them")
             signals.check()
     return result
 

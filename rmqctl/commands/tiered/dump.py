@@ -31,8 +31,8 @@ def command(
         help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="Show the record at this offset, in the file or in the flat file that its name counts "
-             "in.")] = None,
+        help="Show the record at this offset in the file, or in the flat file of which it is a "
+             "segment.")] = None,
     every: Annotated[bool, typer.Option("--all",
         help="Also show units, slots and items of zeros.")] = (
         False),
@@ -46,7 +46,7 @@ def command(
 
     Reads commit log segments (with the coda of 5.1 and 5.2), consume queue segments with their
     queue offsets, index files in either format (header, slots, items), and the metadata. Damaged
-    records are listed, and the next ones follow. Exit code 1 if anything is damaged.
+    records are listed, and reading continues after them. Exit code 1 if anything is damaged.
 
         rmqctl tiered dump cfcd208400000000000000000000 --kind commit-log --limit 3
         rmqctl tiered dump STORE/config/tieredStoreMetadata.json

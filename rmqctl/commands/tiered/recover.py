@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", help="Only metadata, queues, index (comma-separated). index "
-                                        "alone also rebuilds an index without any file.")] = None,
+        "--only", metavar="PARTS", help="Only metadata, queues or index (comma-separated). Only "
+                                        "index alone rebuilds an index without any file.")] = None,
     drop_orphans: Annotated[bool, typer.Option(
         "--drop-orphans", help="Cut messages without an entry at the end of commit logs, instead "
                                "of adding entries. Earlier ones stay.")] = False,
@@ -41,9 +41,10 @@ def command(
     """Repair a tier from its own files.
 
     Shows the plan; --apply carries it out. Rebuilds lost or stale metadata from names and contents;
-    topic ids come from messages that index items point to. Cuts consume queues to complete entries,
-    and takes wrong or missing entries from the messages. Adds missing index items. Sound files are
-    not changed. `rmqctl undo DIR` restores what was replaced. The broker must be stopped.
+    topic ids come from messages that index items point to. Truncates consume queues after the last
+    complete entry, and rebuilds wrong or missing entries from the messages. Adds missing index
+    items. Intact files are not changed. `rmqctl undo DIR` restores what was replaced. The
+    broker must be stopped.
 
         rmqctl tiered recover STORE/tieredstore
         rmqctl tiered recover STORE/tieredstore --apply

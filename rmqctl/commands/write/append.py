@@ -39,8 +39,8 @@ def command(
         "--as-recorded", help="Store each object exactly as recorded: times, hosts, topic, queue, "
                               "flags and properties.")] = False,
     replay: Annotated[bool, typer.Option(
-        "--replay", help="Use the normal put path with the recorded clock and hosts, for the same "
-                         "bytes as a broker's.")] = False,
+        "--replay", help="Put messages as a broker would at the recorded times and from the "
+                         "recorded hosts: same bytes.")] = False,
     batch: Annotated[bool, typer.Option(
         "--batch",
         help="Put consecutive messages with the same topic, queue, times and hosts as one "

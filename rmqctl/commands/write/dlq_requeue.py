@@ -62,8 +62,8 @@ def command(
     Shows the plan; --apply carries it out while no broker runs. Each becomes a new message with the
     same body, tag, keys, unique key and properties, reconsume times 0, in its original queue if
     that still exists. RMQCTL_REQUEUED names the dead letter, so nothing is requeued twice; dead
-    letters stay. `undo` does not apply: `truncate` removes the messages until others follow. Exit
-    code 1 if any were skipped.
+    letters stay. `undo` cannot remove the new messages; `truncate` can, until other messages
+    follow. Exit code 1 if any were skipped.
 
         rmqctl dlq requeue STORE --group billing --since -1d
         rmqctl dlq requeue STORE --group billing --into retry --apply --yes

@@ -97,8 +97,8 @@ def command(
         result = session.put([message])[0]
     # Note what a broker will do with it.
     if session.unknown:
-        out.note(f"config/topics.json does not contain {topic}: a broker rejects its clients "
-                 "(--auto-create-topic adds it)")
+        out.note(f"config/topics.json does not contain {topic}: a broker rejects clients that "
+                 "use it (--auto-create-topic adds it)")
     if dry_run:
         out.note("dry run: nothing was written")
     if result.stored and _is_delayed(message):
