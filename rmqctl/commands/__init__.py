@@ -42,7 +42,7 @@ class CommandSpec(NamedTuple):
 
 
 class GroupSpec(NamedTuple):
-    """A word that is followed by a sub-command."""
+    """A command group: a word, such as ``query``, that is followed by a sub-command."""
 
     name: tuple[str, ...]
     help: str

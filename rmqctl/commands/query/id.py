@@ -110,8 +110,8 @@ def _no_unique(store: OpenedStore, unique: str, topics: list[str]) -> str:
         return (f"no message with the unique key {unique}: the store has no index files; `rmqctl "
                 f"read STORE --where unique_key={unique}` searches the messages themselves")
     if not topics:
-        return (f"cannot search for {unique}: the index requires a topic, and neither queues nor "
-                "config/topics.json contain any; pass --topic")
+        return (f"cannot search for {unique}: a search in the index requires a topic, and the "
+                "store has neither queues nor topics in config/topics.json; pass --topic")
     where = f"topic {topics[0]}" if len(topics) == 1 else f"the {len(topics)} known topics"
     return (f"no message with the unique key {unique} in {where}; `rmqctl read STORE --where "
             f"unique_key={unique}` searches all messages")

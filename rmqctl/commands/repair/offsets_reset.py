@@ -49,10 +49,10 @@ def command(
     """Set the offsets of a consumer group to a time, an offset or either end.
 
     Shows the plan; --apply carries it out while no broker runs. Without --topic, resets all topics
-    in which the group committed offsets, except its retry topics. Broadcasting consumers keep
-    offsets of their own; stop the group's other consumers until the broker is up again. Queue ends
-    are those after a broker's startup, unless --view disk is given. `rmqctl undo` restores the
-    previous file.
+    in which the group committed offsets, except its retry topics. Broadcasting consumers store
+    their offsets themselves; stop the group's other consumers until the broker is up again. Queue
+    ends are those after a broker's startup, unless --view disk is given. `rmqctl undo` restores
+    the previous file.
 
         rmqctl offsets reset STORE --group billing --time 2024-06-21T19:53:00Z
         rmqctl offsets reset STORE --group billing --topic orders --queue 3 --to earliest --apply

@@ -65,8 +65,8 @@ def command(
                             "(leave-out). --apply requires it.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
-        help="Size of the largest record (default: maxMessageSize or 4 MiB, or the largest with an "
-             "entry, + 64 KiB).")] = None,
+        help="Maximum size of a record (default: maxMessageSize or 4 MiB, at least that of the "
+             "largest record with an entry, plus 64 KiB).")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
         "--correct", help="Correct a CRC mismatch that exactly one flipped bit, or one byte (up to "
                           "4), explains. off: never.",

@@ -60,11 +60,11 @@ def command(
         "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
         "--start", metavar="earliest|broker|TIME",
-        help="Start of a new queue: its first message, two minutes ago as a broker does (no older "
-             "ones), or a time.")] = "earliest",
+        help="Where a new queue starts: at its first message, two minutes ago (as with a broker), "
+             "or at a time.")] = "earliest",
     only_due: Annotated[bool, typer.Option(
         "--only-due", help="Only queues that a broker would upload now: by the age of the oldest "
-                           "message, or their number.")] = False,
+                           "message or the number of messages.")] = False,
     restart_queue: Annotated[bool, typer.Option(
         "--restart-queue", help="Move aside and restart a tiered queue that the local queue does "
                                 "not continue. (A broker deletes it.)")] = False,

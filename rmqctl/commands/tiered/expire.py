@@ -37,9 +37,9 @@ def command(
     """Remove expired files of a tier by a broker's expiry rules.
 
     Shows the plan; --apply carries it out. Removes the oldest commit log segments in which every
-    message has expired, but never the last one; consume queue files follow, index files go by their
-    newest item. Files are moved aside: `rmqctl undo DIR` restores them until you remove the folder
-    named at the end, which frees the space. The broker must be stopped.
+    message has expired, but never the last one; consume queue files follow, index files expire by
+    their newest item. Files are moved aside: `rmqctl undo DIR` restores them until you remove the
+    folder named at the end, which frees the space. The broker must be stopped.
 
         rmqctl tiered expire STORE/tieredstore --older-than 72h
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes

@@ -104,7 +104,7 @@ def covered(verdict: VerifyResult[TierCoverage]) -> dict[str, str]:
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "
                        f"{size_text(cover.bytes_coda)} codas + "
-                       f"{size_text(cover.bytes_zero + cover.bytes_damaged)} no message",
+                       f"{size_text(cover.bytes_zero + cover.bytes_damaged)} other bytes",
         "consume queue entries": f"{count_text(cover.consumequeue_rows)}, "
                                f"{count_text(cover.rows_expired)} expired",
         "index": f"{count_text(cover.index_items)} items in "
