@@ -239,12 +239,12 @@ def rebuild(where: Where) -> Run:
 
 
 def append_many(where: Where, size: int, count: int) -> Run:
-    """Run `Engine.append_many` until everything is dispatched; the final flush does not count."""
+    """Run `Engine.append_many` until everything is dispatched; the final flush is not timed."""
     return _put(writing.engine(where.fresh("append"), count, size))
 
 
 def append(where: Where, size: int, count: int) -> Run:
-    """Run `rmqctl append` on JSON lines; the complete process counts."""
+    """Run `rmqctl append` on JSON lines; the time is that of the complete process."""
     return _put(writing.command(where.fresh("append"), count, size))
 
 
@@ -253,7 +253,7 @@ def _put(run: Callable[[], writing.Pass]) -> Run:
 
 
 def dispatch(where: Where) -> Run:
-    """Run `rmqctl tiered dispatch` with its index, flushed to disk."""
+    """Run `rmqctl tiered dispatch` including the index; flush its files to disk."""
     from rmqctl.ext.tiered.dispatch.request import Request
     from rmqctl.ext.tiered.dispatch.session import dispatch as upload
     from rmqctl.parse_values import now_ms

@@ -1,4 +1,4 @@
-"""Measure what `recover` restores in randomly damaged stores, with and without other sources.
+"""Measure what `recover` restores in randomly damaged stores, with and without other copies.
 
 ``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs PAGE`` damages
 copies of stores that brokers wrote, and of generated stores, in ten ways, recovers each copy, and

@@ -21,7 +21,7 @@ ONE_K, SMALL = "1k", "100"
 BODY = {ONE_K: 1024, SMALL: 100}
 
 Figures = dict[str, tuple[float, ...]]
-"""Figures by store: the figure on one core and, if there is a second number, with two threads."""
+"""For each store: the figure on one core, optionally followed by the figure with two threads."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""How the cost of each command grows with the content of a store: messages, queues, log files,
-groups, damaged records, findings.
+"""Measure how the cost of each command grows with the content of a store: messages, queues, log
+files, groups, damaged records, findings.
 
     python -m benchmarks.growth --dir DIR [--only info ...] [--of queues ...] [--times 3]
                                 [--scale 1] [--write-results]
 
 Each command runs, in its own process, on stores with 1, 2, 4 and 8 times as many of one thing. The
 CPU seconds and bytes read for the smallest store are subtracted; the rest must not grow faster than
-the thing. The exponent of the growth is printed (1 is linear); the program fails if it is above
-1.15.
+the number of these things. The exponent of the growth is printed (1 is linear); the program fails
+if the exponent is above 1.15.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def index_files(entries: IndexEntries, slots: int, maximum: int) -> Iterator[Ind
 
 def make_file(entries: IndexEntries, slots: int, begin_before: int) -> IndexFile:
     """Return an index file. The time of its first entry is relative to ``begin_before`` (ms), the
-    end of the previous file (0 without a previous file); later entries are relative to the file's
-    own begin.
+    end of the previous file (0 without a previous file); later entries are relative to the begin
+    time of this file.
     """
     count = len(entries)
     number = np.arange(1, count + 1, dtype=np.int64)

@@ -29,13 +29,13 @@ def java_hash_rows(prefix: str, rows: NDArray[np.uint8]) -> NDArray[np.int32]:
 
 
 def index_hash(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the index's key hash: the absolute value; Integer.MIN_VALUE becomes 0."""
+    """Return the key hash in an index: the absolute value of a hash, 0 for Integer.MIN_VALUE."""
     wide = np.abs(hashes.astype(np.int64))
     return np.where(wide == SIGN, 0, wide).astype(np.int32)
 
 
 def hash_map_order(keys: list[str], capacity: int = 128) -> list[str]:
-    """Return the keys in the order of a Java HashMap of this capacity (128: a 5.x broker's)."""
+    """Return the keys in the order of a Java HashMap of this capacity (128 in a 5.x broker)."""
 
     def bucket(key: str) -> int:
         value = java_hash(key) % WRAP

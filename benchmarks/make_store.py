@@ -81,7 +81,7 @@ def probe(plan: Plan, store: Path) -> dict[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `64KiB`, `1GiB`, `1.5g` or `1000`."""
+    """Parse a size such as `64KiB`, `1GiB`, `1.5g` or `1000`. Return bytes."""
     match = re.fullmatch(r"([\d.]+)\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"not a size: {text!r}")

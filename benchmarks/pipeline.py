@@ -109,7 +109,7 @@ def export(store: Path, pool: Any, where: Path) -> object:
 
 
 def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
-    """Read these columns with minimal work: build Arrow batches and drop them."""
+    """Read the given columns with minimal work: build Arrow batches and drop them."""
     from rmqctl.store.log import ranges
     from rmqctl.store.store import Store
 
@@ -129,7 +129,7 @@ def _columns(names: tuple[str, ...], part: Any) -> int:
 
 
 def source(spark: Any, stores: list[str], names: tuple[str, ...]) -> object:
-    """Read these columns through Spark's rows and drop them."""
+    """Read the given columns through Spark's rows and drop them."""
     ddl = ", ".join(f"{name} {TYPES.get(name, 'int')}" for name in names)
     frame = spark.read.format("rocketmq").schema(ddl).load(stores)
     frame.write.format("noop").mode("overwrite").save()

@@ -308,8 +308,8 @@ def half_load(address: Address, queues: list[Queue], rate: float, seconds: float
 
 def bare_half_load(size: int, busy: float, rate: float, seconds: float, connections: int
                    ) -> list[float]:
-    """Return (median, p99) ms of a bare server with ``busy`` seconds and ``size`` bytes per
-    answer.
+    """Return (median, p99) in ms of pulls from a bare server with ``busy`` seconds and ``size``
+    bytes per answer.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = parse_address("{}:{}".format(*listening.getsockname()))

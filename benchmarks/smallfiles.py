@@ -17,7 +17,7 @@ GROUPS = {"billing": 0.9, "audit-trail": 0.5}  # consumer group -> share of a qu
 
 
 def write_small_files(plan: Plan, index_timestamp: int, store: Path) -> None:
-    """Write the files. index_timestamp: end (ms) of the newest full index file, or 0."""
+    """Write the files. ``index_timestamp``: end time (ms) of the newest full index file, or 0."""
     last = int(plan.store_timestamp[-1])
     checkpoint = np.array((last, last, index_timestamp, 0, 0), dtype=CHECKPOINT)
     (store / "checkpoint").write_bytes(checkpoint.tobytes().ljust(CHECKPOINT_SIZE, b"\0"))

@@ -156,7 +156,7 @@ def of_damage(kind: str, count: int, folder: Path) -> Yield:
 
 def of_field(field: str, count: int, folder: Path, *, sealed: bool | None = None,
              bit: bool = False) -> Yield:
-    """Return the yield for a random value, or a flipped ``bit``, in a header field."""
+    """Return the `Yield` for a random value, or a flipped ``bit``, in a header field."""
     back = 0
     for seed in range(count):
         root = folder / "store"

@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup --dir DIR [--against TREE] [--times 7] [--write-results]
 
-TREE is another checkout of rmqctl, measured in turns with this one. Both are compiled to byte code
-first, as in an installation: with PYTHONDONTWRITEBYTECODE in the environment every run would
+TREE is another checkout of rmqctl, measured alternately with this one. Both are compiled to byte
+code first, as in an installation: with PYTHONDONTWRITEBYTECODE in the environment every run would
 compile rmqctl again, which takes a quarter more time.
 """
 

@@ -1,5 +1,5 @@
-"""The tails of records, that is, everything after the body, topic and properties, built for many
-records at a time.
+"""The tails of records (topic and properties, which follow the body), built for many records at a
+time.
 
 Tails of a class (same topic, tag and number of keys) have the same length and differ only in the
 unique key and the keys, so a class is a byte matrix.
