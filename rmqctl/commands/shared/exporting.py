@@ -123,7 +123,7 @@ class ExportOptions(OptionGroup):
                              decoding() if decoding.cache_info().currsize else None)
 
     def _form(self) -> Form | None:
-        """Return the format of the output file; None for a folder.
+        """Return the format of the output file; None if the output is a folder.
         Raises: UsageError for options that cannot be combined.
         """
         from rmqctl.export.one_file import Form, form_of
@@ -193,13 +193,13 @@ def _exported(out: Output, plans: list[StorePlan], options: ExportOptions, reque
 
 
 def replaced_text(count: int) -> str:
-    """Return the note about fillers among the messages."""
+    """Return a note on the number of fillers and of repaired messages with a damaged body."""
     return ("fillers for lost messages, or messages with a damaged body (property RMQCTL), in the "
             f"log: {count:,}")
 
 
 def named_parts(text: str) -> list[str]:
-    """Return the value of ``--partition-by``; [] for ``none``. Raises: UsageError."""
+    """Return the names in the value of ``--partition-by``; [] for ``none``. Raises: UsageError."""
     named = [part.strip() for part in text.split(",") if part.strip()]
     if "none" in named and len(named) > 1:
         raise UsageError(f"--partition-by {text}: none cannot be combined with other parts")
@@ -207,7 +207,7 @@ def named_parts(text: str) -> list[str]:
 
 
 def warn_of(out: Output, result: ExportResult) -> None:
-    """Report missing and damaged data, with the first positions of each kind."""
+    """Warn about data that was damaged or not exported, and about lost messages."""
     from rmqctl.export.manifest import NAME as MANIFEST
 
     for store_result in result.stores:
@@ -221,7 +221,7 @@ def warn_of(out: Output, result: ExportResult) -> None:
 
 
 def report(out: Output, result: ExportResult, spec: Export) -> None:
-    """Report how many messages, files and bytes were exported."""
+    """Print the number of exported messages, files and bytes, after the warnings."""
     from rmqctl.export.manifest import summary
 
     warn_of(out, result)
@@ -230,8 +230,8 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Warn about the first missing or damaged positions of each kind, and give the number of
-    further ones.
+    """Warn about the export of one store: the first damaged or missing ranges and the number of
+    further ones, messages with a wrong CRC, fillers, and lost messages.
     """
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):

@@ -57,7 +57,7 @@ def warn_of_cut(out: Output, view: View) -> bool:
 
 
 def lost_texts(lost: MissingMessages) -> Iterator[str]:
-    """Yield the notes about messages that the log does not contain."""
+    """Yield notes about lost messages: missing in the log, or dropped by repairs."""
     if count := lost.known_lost:
         yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
                "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
@@ -69,8 +69,8 @@ def lost_texts(lost: MissingMessages) -> Iterator[str]:
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
                  damaged: bool = False) -> None:
-    """Warn about each store with known losses: the lost messages are missing from any answer about
-    the store.
+    """Warn about the lost messages of each store, because every result on the store lacks them.
+    ``damaged``: whether the log is known to be damaged.
     """
     from rmqctl.checks.preflight.missing import missing
     from rmqctl.store import Store
