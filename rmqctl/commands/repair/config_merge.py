@@ -22,7 +22,7 @@ def command(
         help="A store, a folder with configuration files, one of these files, or mqadmin "
              "exportMetadata output.")],
     replace: Annotated[bool, typer.Option(
-        "--replace", help="If both have an entry and they differ, use that of SOURCE.")] = False,
+        "--replace", help="Use SOURCE's entry where STORE has a different one.")] = False,
     apply: ApplyOptions,
     store: StoreQueues,
     out: ListedOut,

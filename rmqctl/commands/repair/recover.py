@@ -68,8 +68,8 @@ def command(
         help="Maximum size of a record (default: maxMessageSize or 4 MiB, at least that of the "
              "largest record with an entry, plus 64 KiB).")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="Correct a CRC mismatch that exactly one flipped bit, or one byte (up to "
-                          "4), explains. off: never.",
+        "--correct", help="Correct a CRC mismatch if exactly one change explains it. bit: one bit; "
+                          "byte: also 1 to 4 bytes.",
     )] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
         "--keep-damaged", help="Deliver damaged bodies as they are, with a new CRC and the "

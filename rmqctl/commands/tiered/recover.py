@@ -23,8 +23,8 @@ def command(
         "--only", metavar="PARTS", help="Only metadata, queues or index (comma-separated). Only "
                                         "index alone rebuilds an index without any file.")] = None,
     drop_orphans: Annotated[bool, typer.Option(
-        "--drop-orphans", help="Cut messages without an entry at the end of commit logs, instead "
-                               "of adding entries. Earlier ones stay.")] = False,
+        "--drop-orphans", help="Cut messages without an entry from the end of commit logs instead "
+                               "of adding entries for them.")] = False,
     ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
         "--ambiguous", help="Unconfirmed records after damage: keep them as messages, or leave-out "
                             "to discard them.")] = "leave-out",
