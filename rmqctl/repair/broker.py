@@ -134,8 +134,8 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:
-    """Return the step that writes the checkpoint, if it changes. Bytes after the fields that the
-    version knows are kept.
+    """Return the step that writes the checkpoint, if it changes. The bytes after the version's
+    fields are kept.
     """
     assert prediction.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size

@@ -116,10 +116,10 @@ def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
     if it is valid.
 
     Valid fields are kept. With ``generation`` 5, the physical offset of the last message is also
-    filled in, as the recovery of a 5.x broker does. ``trust_index``: the abort file is kept
-    although the index is complete, so the index time must be raised: a broker would otherwise
-    discard index entries that are newer than this time. Raises: StoreIOError if the file cannot be
-    read.
+    filled in, as the recovery of a 5.x broker does. ``trust_index``: whether to raise the index
+    time to the newest store time. This is necessary if the abort file is kept although the index is
+    complete: a broker would otherwise discard index files that are newer than the index time.
+    Raises: StoreIOError if the file cannot be read.
     """
     # The page as it is; one that is not a file or too short counts as zeros.
     path = os.path.join(root, NAME)

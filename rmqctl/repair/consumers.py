@@ -1,5 +1,5 @@
-"""Consequences of a plan of `recover` for consumers, which receive fillers in place of lost
-messages; lost messages of which only consumer offsets are evidence.
+"""Determine how a plan of `recover` affects consumers, which receive fillers in place of lost
+messages, and which lost messages are known only from consumer offsets.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _ENDLESS = 1 << 62
 
 
 class ByPositions(NamedTuple):
-    """Lost messages of which consumer offsets are evidence: a group has consumed them, or they were
-    after the present end of a DLedger log. ``reached``: their queue offsets, by queue. ``listed``:
-    the first of them that are not yet counted as messages of unknown queues; ``more``: number of
-    the others. ``notes``: notes on the consumer offsets.
+    """Lost messages of which only consumer offsets are evidence: a group has consumed them, or they
+    were after the present end of a DLedger log. ``reached``: the queue offsets of all of them, by
+    queue. Some of these messages may already be counted as messages of unknown queues. Of the
+    others, ``listed`` contains the first ones, and ``more`` is the total number. ``notes``: notes
+    on the consumer offsets.
     """
 
     listed: tuple[Lost, ...] = ()
@@ -73,8 +74,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
     """Return the lost messages of which only consumer offsets are evidence, as `preflight`
-    determines them. Parameters as in `consumers_after`: messages of ``total`` that are not in
-    ``lost``, or have no queue offset, belong to unknown queues.
+    determines them. The parameters are those of `consumers_after`. Lost messages that are not
+    listed in ``lost``, or that have no queue offset, belong to unknown queues.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}

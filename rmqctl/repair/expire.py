@@ -308,8 +308,8 @@ def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) 
 
 
 def _points_after(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Return whether any entry of a file points to a message that is kept. If the file's last entry
-    does not, this is only possible in a damaged file.
+    """Return whether any entry of a file points to a message that is kept. If the last entry of the
+    file points to an expired message, only a damaged file has such an entry.
     """
     return any(len(rows) for rows in _rows_after(file, unit, after))
 
@@ -398,8 +398,8 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
     ``after``.
 
     The first files expire if their last units point to expired messages; the file in use never
-    does. ``read_until`` (ms): time up to which the timer has delivered its messages. A note counts
-    the messages due later that expire. Raises: StoreIOError.
+    does. ``read_until`` (ms): time up to which the timer has delivered its messages. A note states
+    the number of expired messages that are due after this time. Raises: StoreIOError.
     """
     out = TimerExpired()
     files = listing(store.path("timerlog")).files

@@ -1,5 +1,6 @@
-"""Effects of earlier repairs on the next repair: complete log files that a repair moved aside, as a
-broker's startup would delete them, and still keeps; consume queues that a repair created.
+"""Find what earlier repairs did that matters to the next repair: whether a repair still keeps
+complete log files that it moved aside, as a broker's startup would have deleted them, and whether
+repairs created the consume queues.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ files on purpose, use another action.
 
 class MovedLog(NamedTuple):
     """A repair that moved files from the end of the log aside. ``files``: number of these files.
-    ``as_it_was``: whether nothing that the repair changed has changed since, so that `undo` would
-    revert nothing else.
+    ``as_it_was``: whether the files that the repair changed are unchanged since then, so that
+    `undo` would revert nothing else.
     """
 
     id: str

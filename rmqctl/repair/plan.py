@@ -27,8 +27,8 @@ __all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "
            "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Function of an activity and its total number of bytes. It returns a context manager that yields a
-function to call with the number of bytes processed.
+"""Function that takes the name of an activity and its total number of bytes, and returns a context
+manager. This yields a function to call with the number of bytes processed.
 """
 
 
@@ -160,7 +160,7 @@ class Lost:
 class Dropped:
     """Losses of a plan that are not replaced by fillers. ``messages``: number of lost messages.
     ``undecided``: number of discarded records that may be messages. ``places``: the first of these
-    messages and records that are intact before the repair.
+    messages and records whose bytes are still intact in the unrepaired log.
     """
 
     messages: int = 0

@@ -146,8 +146,8 @@ def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool)
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """Forms that a broker of the store writes. ``short``: whether acknowledgements have short field
-    names. ``second``: whether retry topics have names of the second form.
+    """The forms that the store's broker uses. ``short``: whether it writes acknowledgements with
+    short field names. ``second``: whether it gives retry topics names of the second form.
     """
 
     short: bool

@@ -104,7 +104,7 @@ class RecoverOptions:
     paths that `rmqctl.repair.sources.opening` accepts. ``prefer``: the source that wins where
     copies differ, or "ours" for this store. ``light_rows``: whether to rebuild all entries of LMQs,
     regardless of the broker's settings when it stored the messages (`--multi-dispatch`). ``form``:
-    the value of `--consumequeue`, as in ``sizes``.
+    the value of `--consumequeue`, which ``sizes`` contains, too.
     """
 
     only: frozenset[str] = frozenset(PARTS)

@@ -68,8 +68,8 @@ class CarveTally:
     unreadable_bytes: int = 0
     unreadable_sources: int = 0
     astray: int = 0
-    """Misplaced messages in files that are named like log files: damage moved these messages. (In a
-    disk image, by contrast, misplaced messages are normal.)
+    """Number of misplaced messages in files that are named like log files. Damage has moved these
+    messages; in a disk image, by contrast, misplaced messages are normal.
     """
     given: int = 0
     """Number of selected messages."""
@@ -286,8 +286,8 @@ class Carving:
         """Return the page without records that overlap messages in place; these records become
         misplaced.
 
-        ``believed``: whether to return all records anyway. ``only_look``: whether not to remember
-        the ranges of the returned records as those of messages in place.
+        ``believed``: whether to return the overlapping records, too. Unless ``only_look`` is true,
+        later records may not overlap the returned ones either.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))

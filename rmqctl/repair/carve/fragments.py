@@ -93,9 +93,9 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return the greatest possible end of the record at ``at``, at which a log of this shift
-        breaks off. The limit is the next record of the log, if it is in another fragment outside of
-        positions ``[at, end)``; None without such a record.
+        """Return the greatest possible end of the record at ``at``, where a log of this shift
+        breaks off: the position that the next record of the log would have, if that record is in
+        another fragment, outside of positions ``[at, end)``. Return None without such a record.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -104,7 +104,7 @@ class Chains:
 
     def goes_on(self, shift: int, at: int) -> int | None:
         """Return the position at which a log of this shift continues after ``at``; None if it does
-        not within the length of a record.
+        not continue within the maximum length of a record.
         """
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift
@@ -144,9 +144,10 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """Return the end of the first of two fragments that together contain one record of ``size``
-        bytes (in a DLedger log with the entry headers before and after it). The other fragment ends
-        at ``position``.
+        """Return the end of the fragment with the first part of the record at ``at``, if the rest
+        of the record is in another fragment and ends at ``position``; else None. ``size``: length
+        of both parts together in bytes; in a DLedger log, including the entry headers before and
+        after the record.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

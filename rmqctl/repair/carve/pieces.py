@@ -150,8 +150,8 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return two boolean arrays: whether each place interrupts another log, and whether it may
-        be in a body instead.
+        """Return two boolean arrays: whether each place interrupts another log, and whether a place
+        that does not may be in a body.
         """
         if not self._is_judged:
             for chain in self.chains:
@@ -175,8 +175,9 @@ class Claims:
 
     def take(self, hosts: Array, physical: Array, sizes: Array, *,
              only_look: bool = False) -> Array:
-        """Return a boolean array: whether each message overlaps an earlier message. Messages that
-        do not are noted, unless ``only_look``.
+        """Return a boolean array: whether each message overlaps an earlier message. Unless
+        ``only_look`` is true, chains of messages without an overlap are added to the occupied
+        offsets.
 
         The longest chain of consecutive messages is processed first.
         """

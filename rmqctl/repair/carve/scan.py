@@ -190,7 +190,7 @@ class Scan:
 
     def _goes_on(self, shift: int, held: int) -> bool:
         """Return whether the chain continues with a record that looks valid but was not completely
-        in the window; that record is now loaded.
+        in the window. If so, the record is loaded.
 
         ``held``: end of the window that was examined.
         """
@@ -275,8 +275,8 @@ class Scan:
             position + total == end == claimed_end(log, position, strict=True))
 
     def _own_extent(self, position: int, shift: int) -> int | None:
-        """Return the end of a damaged record if its body's CRC proves it, although the ends of
-        files are unknown; else None.
+        """Return the end of a damaged record if the CRC of its body proves this end; else None. The
+        ends of the files in the source are unknown.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))
@@ -289,8 +289,8 @@ class Scan:
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
         """Return the position at which the search continues after the header of a torn record; None
-        without a header. No byte of the record's claimed size belongs to another message of the
-        same log.
+        if no header shows the size of the record. Within this size, no byte belongs to another
+        message of the same log.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))
@@ -395,11 +395,11 @@ class Scan:
         """Add the intact records inside a damaged record to the embedded or doubtful records;
         return the position from which the scan continues.
 
-        This is the end of the damaged record, or the start of a record inside it that has another
-        shift and cannot be part of its body: a record of the followed log, an intact record that
-        extends beyond the damaged record or, unless ``of_any``, any intact record. Records of the
-        same shift are doubtful if they extend beyond the damaged record, or unless the damaged
-        record's length is ``sure``.
+        This is the end of the damaged record, unless it contains the start of a record that has
+        another shift and cannot be part of its body: a record of the followed log, an intact record
+        that extends beyond the damaged record or, if ``of_any`` is False, any intact record. Then
+        the scan continues at that start. Records of the same shift are doubtful if they extend
+        beyond the damaged record, or if the length of the damaged record is not ``sure``.
         """
         position = start + 1
         while position < end:

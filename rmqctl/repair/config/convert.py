@@ -161,9 +161,10 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
 
 def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """Return the steps that replace each database with a new one that contains the ``changed``
-    values (by the names of the JSON files) and the other values of the old one, which is moved
-    aside. Raises: RefusedError if a value cannot be read; MissingExtraError, StoreIOError.
+    """Return the steps that replace each database with changed values. The new database contains
+    the ``changed`` values (by the names of the JSON files) and all other values of the old
+    database, which is moved aside. Raises: RefusedError if a value cannot be read;
+    MissingExtraError, StoreIOError.
     """
     form = store.layout.config
     steps: list[Step] = []

@@ -1,9 +1,9 @@
 """Output of ``mqadmin`` with a broker's topics and groups: a source of lost configuration.
 
-``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both;
-entries are as in ``config/topics.json`` and ``config/subscriptionGroup.json``, which have this
-form, too. It covers one broker (``-b``), or with ``exportTime`` a whole cluster (``-c``), adding up
-the queues of several masters. ``exportMetadataInRocksDB`` prints one of the tables.
+``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
+in the form of ``config/topics.json`` and ``config/subscriptionGroup.json``. The object covers one
+broker (``-b``) or, with ``exportTime``, a whole cluster (``-c``); the numbers of queues are then
+the sums over several masters. ``exportMetadataInRocksDB`` prints one of the tables.
 ``exportConfigs`` writes broker settings, which no store contains.
 """
 

@@ -73,8 +73,8 @@ _BY_ITSELF = {
     "lmqConsumerOffset.json": "groups of light queues start by consumeFromWhere",
 }
 """Files that can only be restored from their backups, each with the consequence if this is
-impossible. If neither a file nor its backup can be read, most of them prevent a broker from
-starting.
+impossible. Most of these files prevent a broker from starting if neither the file nor its backup
+can be read.
 """
 
 
@@ -327,9 +327,9 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return the inferred ``entries``, replaced with entries of an export where it has them,
-        and the evidence for them. ``unknown``: the note on unknown values of inferred entries, with
-        a placeholder for the names of these entries.
+        """Return (the entries of the export, and the inferred ``entries`` that the export does not
+        have; the evidence for both). ``unknown``: the note on unknown values of inferred entries,
+        with a placeholder for the names of these entries.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))

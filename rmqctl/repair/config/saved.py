@@ -41,8 +41,8 @@ class Saved:
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names of files. A folder that has configuration files but no log is replaced by
-    these files; if only the backup of a file exists, by the backup.
+    """Return ``names``, with each folder that has configuration files but no log replaced by these
+    files. If only the backup of a file exists, the backup is named.
     """
     paths: list[str] = []
     for name in names:

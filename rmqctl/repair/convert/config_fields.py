@@ -46,9 +46,10 @@ class DroppedSetting:
 
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
                scratch: Scratch) -> list[DroppedSetting]:
-    """Add to ``changes`` the files for a release. Offsets of the topics ``gone``, whose messages
-    are removed, are dropped; topics among them are dropped if the release refuses their names.
-    Return the dropped settings. Raises: RefusedError if a file cannot be read; StoreIOError.
+    """Add to ``changes`` the configuration files for a release. The messages of the topics ``gone``
+    are removed, so consumer offsets in these topics are dropped; the topics themselves are dropped
+    if the release refuses their names. Return the dropped settings. Raises: RefusedError if a file
+    cannot be read; StoreIOError.
     """
     dropped: list[DroppedSetting] = []
     form = store.layout.config

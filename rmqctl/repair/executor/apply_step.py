@@ -87,8 +87,8 @@ class StepStates:
         """Return whether the target is still the file from before a step.
 
         The content is compared only in a copy of a store. In the original store, a file with
-        another time is another file, although the content may be the same: an empty ``abort`` that
-        a broker created.
+        another time is another file, even if its content is the same, such as an empty ``abort``
+        file that a broker created.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
@@ -154,11 +154,11 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
-        """Yield every step, in order, with its `phase` or the ChangedError that it raises. Only
-        valid before any step is carried out.
+        """Yield every step, in order, with its `phase` or the ChangedError that it raises. Call
+        this only before any step is carried out.
 
-        A step whose target is in a folder that must still be moved aside is ``todo``: it did not
-        create the files in that folder.
+        A step whose target is in a folder that must still be moved aside is ``todo``: the files
+        that are now in that folder are not from this step.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -218,8 +218,8 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Return whether two files have the same content. After a power failure, a file may have
-        its old name again in addition to the new name.
+        """Return whether two files have the same content. If so, they may be one file that has both
+        its old and its new name, after a power failure.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 

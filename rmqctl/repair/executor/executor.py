@@ -79,17 +79,18 @@ class Applied:
 class Repair:
     """A context manager that holds the lock of a store for repairs.
 
-    Entering takes the lock (StoreHeldError if it is taken; nothing is changed then) and, unless
-    ``finish`` is False, completes an interrupted repair (result: `finished`; None without one).
-    RefusedError if that repair cannot be completed because something else changed the store since.
+    Entering takes the lock. If the lock is held, StoreHeldError is raised and nothing is changed.
+    Then, unless ``finish`` is False, an interrupted repair is completed; `finished` is the result,
+    or None without an interrupted repair. RefusedError is raised if that repair cannot be completed
+    because something else has changed the store since.
 
-    ``wall_clock``: function that returns ms. ``progress``: called with 1 after every step. For a
-    root that is not a store (a tier): ``is_root``: function that raises if the root is missing;
-    ``broker_roots``: further roots to lock (default: those that were noted). ``named``: folders
-    outside of the root that the user named in this command; no other folder outside is written to,
-    and the stores that contain these folders are locked as well. ``complete``: the id of an
-    interrupted repair to complete even if it was made under another path or the stamps of its files
-    do not match (`Interrupted.question`).
+    ``wall_clock``: function that returns the time in epoch ms. ``progress``: called with 1 after
+    every step. ``is_root`` and ``broker_roots`` are for a root that is not a store (a tier): a
+    function that raises if the root is missing, and further roots to lock (default: those that were
+    noted). ``named``: folders outside of the root that the user named in this command; no other
+    folder outside is written to, and the stores that contain these folders are locked as well.
+    ``complete``: the id of an interrupted repair to complete even if it was made under another path
+    or the stamps of its files do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -144,10 +145,9 @@ class Repair:
     # -- apply ----------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> Applied:
-        """Apply a plan.
-        Raises: RefusedError if the store differs from what the plan assumes, or StoreIOError if
-        staging fails: then nothing has changed. StoreIOError with the id: the repair is committed,
-        but not finished.
+        """Apply a plan. Raises: RefusedError if the store differs from what the plan assumes,
+        StoreIOError if staging fails; in both cases nothing has changed. If a StoreIOError names
+        the id of the repair, the repair is committed, but not finished.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -247,8 +247,8 @@ class Repair:
 
         ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
         copied. Raises: UsageError for an unknown id; RefusedError if a later repair changed the
-        same files, or if anything else changed since (with ``force`` later changes are kept below
-        ``undone`` instead).
+        same files, or if anything else has changed them since. With ``force``, such other changes
+        are kept below ``undone`` instead.
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -332,10 +332,10 @@ class RootLocks:
 
     @property
     def broker_roots(self) -> list[str]:
-        """Return the further roots, as real paths; missing folders do not count.
+        """Return the further roots to lock, as real paths; missing folders are skipped.
 
-        Noted roots count only if they have a ``lock`` file: no lock is created just because a file
-        in the store names a folder.
+        Noted roots are included only if they have a ``lock`` file, so that no lock is created just
+        because a file in the store names a folder.
         """
         wanted = self._given
         if wanted is None:

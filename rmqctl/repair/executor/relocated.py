@@ -195,8 +195,8 @@ def _is_where_made(root: str, now: str, journal: Journal) -> bool:
 
 
 def _refuse_shared(root: str, now: str, journal: Journal) -> None:
-    """Raise RefusedError if links of both stores point to the same folder, or a file to be written
-    to belongs to both.
+    """Raise RefusedError if this store and the store in which the repair was made share a folder
+    through links, or share a file to be patched (a hard link).
     """
     @cache
     def shared(folder: str) -> str:

@@ -183,8 +183,8 @@ class Staging:
                           folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _digest_of_moved(self, path: str) -> str:
-        """Return the digest of a regular file; empty for anything else, and after `_MAX_DIGESTED`
-        bytes.
+        """Return the digest of a regular file; an empty one for anything else, and once
+        `_MAX_DIGESTED` bytes have been read.
         """
         if not is_regular(path):
             return ""

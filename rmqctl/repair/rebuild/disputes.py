@@ -329,8 +329,8 @@ def _pairs(store: Store) -> Array:
 
 
 def _has_entry(store: Store, record: Record) -> bool:
-    """Return whether the queue has an entry for a message; then a broker wrote the message's index
-    entries, too.
+    """Return whether the queue has an entry for a message. If so, a broker also wrote the message's
+    index entries.
     """
     queue = store.row_as_evidence(os.fsdecode(record.topic), record.queue_id)
     unit = None if queue is None else queue.unit(record.queue_offset)

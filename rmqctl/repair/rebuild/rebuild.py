@@ -58,7 +58,7 @@ CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
-"""Maximum time in seconds between two saved states, and so the part of a killed run to repeat."""
+"""Maximum time in seconds between two saved states: a run that was killed loses no more work."""
 NAME = "rebuild.json"
 _VERSION = 1
 _MAX_STATE_SIZE = 1 << 20
@@ -138,9 +138,10 @@ class Rebuilt:
     @classmethod
     def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
            **others: Any) -> Rebuilt:
-        """Return the result with the figures of ``done``; ``others`` are the other fields.
+        """Return the result of a rebuild with the figures of ``done`` and the ``others`` as further
+        fields.
 
-        ``log_end`` None: the end of the last intact message.
+        If ``log_end`` is None, the log ends with its last intact message.
         """
         return cls(
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,

@@ -119,8 +119,8 @@ def expired_position(queue: ConsumeQueue, log_min: int,
     """Return the position of the last entry of a queue whose messages have all expired; None for
     other queues.
 
-    ``log_end``: entries that point to this physical offset or beyond are removed. If all other
-    messages of the queue have expired, the queue continues at the first removed entry.
+    ``log_end``: entries that point to this physical offset or beyond are removed and do not count;
+    the queue then continues at the queue offset of the first removed entry.
     """
     last = queue.last if isinstance(queue, RocksQueue) else None
     if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:

@@ -129,8 +129,9 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
-    """Keep only the leading units (``counts``) of a queue's files: truncate the first file that is
-    not full after these units, and move later files aside.
+    """Keep only the leading units of a queue's files. ``counts``: number of units to keep, for each
+    file. The first file that is not full with these units is truncated, and later files are moved
+    aside.
     """
     more = True
     for file, count in zip(files, counts, strict=True):

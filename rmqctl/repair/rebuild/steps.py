@@ -261,8 +261,9 @@ def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
-    """Return whether a damaged entry after the last valid entry points into the log, and no such
-    entry points to an expired message. Called for queues without any message in the log.
+    """Return whether a damaged entry at the end of a queue, after its last valid entry, points into
+    the log. Return False if one of these entries points to an expired message. Called for queues
+    without any message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):

@@ -30,8 +30,8 @@ _MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _SECTOR, _EDGE = 512, 16
-"""Size of a sector in bytes, and maximum number of random bytes at its edge that happen to be
-text.
+"""``_SECTOR``: size of a sector in bytes. ``_EDGE``: maximum number of random bytes at the edge of
+a sector that happen to be text.
 """
 _MAX_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
 _MIN_SAMPLES = 16

@@ -95,8 +95,8 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Return whether the log, and not only a folder's name, shows that the message of an entry
-        is missing.
+        """Return whether to believe an entry that contradicts a record: the log, and not only the
+        name of the queue's folder, must show that the entry's message is missing.
 
         * If the record is in order in its queue, an entry with the record's size but another queue
           or queue offset is not believed, unless it is in a light queue.

@@ -69,10 +69,10 @@ class CopyResult:
 class Copier:
     """Copier of the bytes that our log lacks, from one source after another.
 
-    ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Records in these
-    ranges no longer count as damaged if they are intact by themselves; records at these physical
-    offsets count as damaged from now on. ``strange``: ranges of our log with complete records that
-    are not messages of this log.
+    ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Records in ``ranges``
+    that were rejected earlier are accepted if their bytes are intact; records at the physical
+    ``offsets`` count as damaged from now on. ``strange``: ranges of our log with complete records
+    that are not messages of this log.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
@@ -348,8 +348,9 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
 
 
 def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
-    """Return the ranges without our doubtful records that differ from a record of the source with
-    the same position and size. The bytes that are copied around such a record may prove it.
+    """Remove our doubtful records from the ranges to copy, if the source has a different record
+    with the same position and size; return the remaining ranges. The bytes that are copied before
+    and after such a record may prove it.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:

@@ -99,8 +99,8 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
 
 def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
-    """Return (the bytes of the record with the mark and right CRCs, in words, what was dropped or
-    shortened to make space for the mark); None if the space is not enough.
+    """Return (the bytes of the record with the mark and right CRCs; a text that names what was
+    dropped or shortened to make space for the mark). Return None if the space is not enough.
 
     Damaged properties are dropped. An intact body may be compressed, but is never truncated.
     ``sealed``: whether the store's records end with an appended CRC. ``wanted``: properties to add.

@@ -189,11 +189,11 @@ class Collector:
                                    start + size)
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
-        """Return those consume queue entries named by a damaged record that are missing; none of
-        them if the entry of its own queue is not missing.
+        """Return the missing consume queue entries that a damaged record names. If the entry of its
+        own queue is not missing, return none.
 
-        ``foreign``: whether the record's physicalOffset names another position. Then only missing
-        entries between two messages of their queue count.
+        ``foreign``: whether the record's physicalOffset names another position. If so, only entries
+        that are missing between two messages of their queue count.
         """
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
@@ -408,7 +408,8 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: Kn
 
     ``left_out``: (physical offset, size) of skipped records; ``lost``: number of lost messages;
     ``homeless``: number of messages without space for a filler; ``unnamed``: number of fillers that
-    represent no known message. Each of these counts for one of the remaining losses.
+    represent no known message. Each such filler counts as the replacement of one of the other
+    losses.
     """
     filled = losses.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in losses.filled

@@ -132,8 +132,8 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, r
 
 def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
          stretch: EmptyRange, equal_end: int) -> int:
-    """Return the physical offset up to which the source's log is proven to be ours, from the start
-    of a stretch on.
+    """Return the physical offset up to which the source's log is proven to be the same as ours,
+    from the start of a stretch on.
 
     It is `ENDLESS` if the rest of the source's log can be copied, as a slave copies its master's
     log: the stretch reaches the end of our log, nothing of our log, consume queues or index is left
@@ -155,8 +155,8 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
            stretch: EmptyRange) -> None:
-    """Compare the headers of our torn or damaged records with those of the source's records; add to
-    ``stretch`` which of them agree and which contradict.
+    """Compare the headers of our torn or damaged records with those of the source's records; add
+    the records that agree, and those that contradict, to ``stretch``.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
@@ -209,8 +209,8 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange) -> None:
-    """Compare our records in misplaced pages with the source's records at the right offsets; add to
-    ``stretch`` which of them agree and which contradict.
+    """Compare our records in misplaced pages with the source's records at the right offsets; add
+    the records that agree, and those that contradict, to ``stretch``.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]

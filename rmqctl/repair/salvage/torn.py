@@ -83,8 +83,9 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     """Yield lists of solutions, one list for each group of equally certain positions, the most
     certain group first.
 
-    ``syndromes``: possible differences between the computed and the stored CRC. ``most``: weight of
-    all candidates above which the search ends, except at positions that the text itself shows.
+    ``syndromes``: possible differences between the computed and the stored CRC. ``most``: limit for
+    the weight of all candidates. The search ends above this limit, unless bytes of a text that are
+    not text show the positions.
     """
     # Only in a text, bytes that are not text show the damage.
     odd = odd_bytes(content.data, properties=content.properties)
@@ -182,7 +183,7 @@ class _Candidates:
         return data[:place.start] + after + data[place.start + place.size:]
 
     def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
-        """Yield the candidates with which the CRC matches and, in a text, all bytes are text.
+        """Yield the candidates that make the CRC match and, in a text, leave only bytes of text.
         ``narrow``: only candidates whose byte values all occur elsewhere in the text.
         """
         covered = len(self._content.data) + self._content.behind

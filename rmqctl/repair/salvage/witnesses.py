@@ -77,8 +77,8 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Return as evidence the numbers of consume queue entries and index entries that point into
-        a range that is put back.
+        """Return the evidence for a range that is put back: the numbers of consume queue entries
+        and index entries that point into this range.
         """
         witness = self._parts[0].witness
         if witness is None:

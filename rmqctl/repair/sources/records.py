@@ -55,14 +55,14 @@ class Unused:
 
 
 Read = Callable[[str, Unused], Iterator[tuple[str, bytes]]]
-"""Function that reads a file and yields (description of the position, bytes) for each record. It
-adds what it cannot use to the second argument.
+"""Function that reads a file and yields (description of the position, bytes) for each record.
+Records that it cannot use are added to the second argument.
 """
 
 
 class KnownPlaces:
-    """Known positions of the records in a log built from messages: `rmqctl.scan.source.Witness` of
-    its files.
+    """The known positions of the records in a log built from messages. Used as the
+    `rmqctl.scan.source.Witness` of the files of this log.
 
     ``offset``, ``size``: physical offsets and sizes of the records, in ascending order and without
     overlaps (int64).

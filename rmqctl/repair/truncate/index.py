@@ -33,8 +33,8 @@ _PAGE_SLOTS = 1 << 10
 class IndexCut(Changes):
     """Changes to the index files.
 
-    ``full_until``: the index time for the checkpoint, if a file that was full before is no longer
-    full: the end time of the newest file that is still full, or 0. Otherwise None.
+    ``full_until``: None if all full files stay full. Otherwise the new index time for the
+    checkpoint: the end time of the newest file that is still full; 0 without such a file.
     """
 
     full_until: int | None = None
@@ -143,8 +143,9 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
 
 
 def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
-    """Return whether a broker with the messages up to ``to`` would have created a file. ``oldest``:
-    whether it is the oldest file. ``before``: header of the previous file, if known.
+    """Return whether a broker that has only the messages before ``to`` would have created an index
+    file. ``oldest``: whether the file is the oldest one. ``before``: header of the previous file,
+    if known.
 
     The first message creates the first file. When a file is full, the next message creates the next
     file. This also holds for messages without keys.

@@ -1,8 +1,9 @@
 """Truncate consume queues together with the log: plain queues, batch queues, extension units.
 
 The result is the same as if a broker had dispatched only the first part of the log. No file remains
-without an entry: when a broker truncates a queue, it accepts any first unit of the last file as an
-entry (spec: consumequeue.md §6), so an empty file would have an invalid entry.
+without an entry: when a broker truncates a queue, it accepts the first unit of the last file as an
+entry, whatever this unit contains (spec: consumequeue.md §6), so an empty file would add an invalid
+entry.
 """
 
 from __future__ import annotations

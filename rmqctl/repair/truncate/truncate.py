@@ -326,7 +326,7 @@ def cut_log(store: Store, to: int) -> Planned:
 class RemovedMessages:
     """Messages in the removed part of the log. ``count``: number of intact messages; ``listed``:
     the first of them. ``undecided``: number of records that may be messages, and of damaged records
-    that are not counted as lost otherwise.
+    that are not yet counted as lost.
     """
 
     listed: list[Lost] = field(default_factory=list)
@@ -398,8 +398,8 @@ def _take(cut: RemovedMessages, batch: Batch, topics: text.Dictionary,
 
 
 def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
-    """Return the number of copies that the delay service delivered. They have a delay level but are
-    not in its topic.
+    """Return the number of copies that the delay service delivered: messages with a delay level
+    that are not in the service's topic.
     """
     rows = text.PropertySegments(batch).places(props.DELAY)[0]
     scheduled = topics.number(SCHEDULE_TOPIC.encode())

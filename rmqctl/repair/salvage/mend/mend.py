@@ -482,15 +482,15 @@ class _Round:
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
                    moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
-        """Return whether entries confirm a record, or no evidence contradicts it and only its
-        header was damaged.
+        """Return whether a record can be trusted: either entries confirm it, or only its header was
+        damaged and no evidence contradicts it.
 
-        ``foreign``: whether the record seems to belong elsewhere, by its physical offset field;
-        then the log must lack exactly this message between two others of its queue. ``moved``:
-        whether the offset in the field is in this log; then the message may have been stored at
-        that offset, and only the index can decide. ``shifted``: whether the record is shifted
-        together with its neighbours; then it is not supported. ``wrong``: number of `_PLACING`
-        fields that are wrong.
+        ``foreign``: whether the physical offset field names another position. Without entries, such
+        a record is trusted only if the index confirms it, or if the log lacks exactly this message
+        between two others of its queue. ``moved``: whether the offset in the field is in this log.
+        The message may have been stored at that offset, so only the index can confirm it here.
+        ``shifted``: whether a foreign record is shifted together with its neighbours; without
+        entries, it is not trusted. ``wrong``: number of `_PLACING` fields that are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -578,8 +578,9 @@ def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
 
 
 def _is_timely(region: Region, record: Record) -> bool:
-    """Return whether a message begins at the start of a damaged region and was stored between the
-    messages before and after it. Records from an earlier use of the file are older.
+    """Return whether a record begins at the start of a damaged region and its store time is between
+    those of the messages before and after the region. Records from an earlier use of the file are
+    older.
     """
     return region.start == record.physical_offset and (
         region.before is not None and region.after is not None

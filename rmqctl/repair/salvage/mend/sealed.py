@@ -33,8 +33,8 @@ _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
 """Maximum number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""Numbers of values that are tried: for a flag, a queue id and a reconsume count (each from 0 on),
-and for missing queue offsets.
+"""Maximum numbers of values that are tried for each field: flags, queue ids and reconsume counts
+(from 0 on), and queue offsets that the queue lacks.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
 """Limits in milliseconds: time from born to store time, lead of a producer's clock, and time

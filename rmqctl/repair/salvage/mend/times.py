@@ -248,9 +248,9 @@ class Times:
         return self._indexed.get(physical, [])
 
     def _last_times(self) -> tuple[int, ...]:
-        """Return the times in the checkpoint, which are store times of the log's last message. A
-        time that an earlier message may have is skipped: then the clock was set back after that
-        message.
+        """Return the times in the checkpoint that are later than the store times of all earlier
+        messages: these are store times of the log's last message. Other times may be those of an
+        earlier message, after which the clock was set back.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)

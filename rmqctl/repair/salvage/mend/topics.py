@@ -43,8 +43,8 @@ from rmqctl.store.store import Store
 
 _OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
 _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
-"""Maximum number of suspects, and of topics of one length, that are checked; maximum number of gaps
-in queues that are checked.
+"""``_MAX_ASKED``: maximum number of suspects, and of topics of one length, that are checked.
+``_MAX_HOLES``: maximum number of gaps in queues that are checked.
 """
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
@@ -77,8 +77,8 @@ def is_impossible(topic: bytes) -> bool:
 
 
 class TopicEvidence:
-    """Evidence of a log for the topics of its messages. ``evidence``: entries of missing
-    messages.
+    """Evidence in a log for the topics of its messages. ``evidence``: entries of messages that the
+    log lacks.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
