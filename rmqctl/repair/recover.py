@@ -322,7 +322,7 @@ class _Planner:
         self._notes.append(
             "Nothing proves that the broker keeps its consume queues in files; that is the "
             "default, so files are created. The abort file stays, so that a broker with queues in "
-            "RocksDB rebuilds them. Pass --consumequeue file or rocksdb if you know it")
+            "RocksDB rebuilds them. Pass --consumequeue file or rocksdb if you know the form")
         return True
 
     @property

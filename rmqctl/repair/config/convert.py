@@ -64,7 +64,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
                            "RocksDB is unknown")
     groups = files["subscriptionGroup.json"].value or {}
     if to == "rocksdb-v2" and groups.get("forbiddenTable"):
-        raise RefusedError(f"{store.root}: some groups may not read some topics (forbiddenTable), "
+        raise RefusedError(f"{store.root}: forbiddenTable keeps some groups from reading topics, "
                            "and how config/rdb stores this is unknown")
     changes = Changes()
     _move_aside(store, changes)

@@ -70,7 +70,7 @@ _BY_ITSELF = {
     "timermetrics": "the broker counts timed messages again",
     "transactionMetrics": "the broker counts half messages again",
     "messageRequestMode.json": "groups return to the broker's default of pull or POP",
-    "lmqConsumerOffset.json": "groups of light queues start by consumeFromWhere",
+    "lmqConsumerOffset.json": "groups of light queues start where consumeFromWhere specifies",
 }
 """Files that can only be restored from their backups, each with the consequence if this is
 impossible. Most of these files prevent a broker from starting if neither the file nor its backup
@@ -345,9 +345,9 @@ class _Mender:
         groups |= inferred.groups(self._store, self._generation, self._table)[1].keys()
         if groups or not never:
             self.mended.notes.append(
-                f"{file.main.path}: consumer offsets are unknown: groups start by "
-                "consumeFromWhere of their consumers, unless `rmqctl offsets reset` sets "
-                f"offsets by a time{': ' if groups else ''}"
+                f"{file.main.path}: consumer offsets are unknown: groups start where "
+                "consumeFromWhere of their consumers specifies, unless `rmqctl offsets reset` "
+                f"sets offsets by time{': ' if groups else ''}"
                 f"{inferred.text_of(dict.fromkeys(sorted(groups)))}")
         if not never:
             self._aside(file)

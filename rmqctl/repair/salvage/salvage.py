@@ -416,15 +416,15 @@ class _Job:
                             "forceVerifyPropCRC truncates its log there; they are left as they "
                             "are")
         if self._crcs_forced and survey.glued:
-            oddities.append(f"{plural(len(survey.glued), 'message')} whose appended CRC is the end "
-                            "of another property, as brokers write batches, the first at physical "
-                            f"offset {survey.glued[0]}: a broker with forceVerifyPropCRC does not "
-                            "find it and truncates its log there; left unchanged")
+            oddities.append(f"{plural(len(survey.glued), 'message')} without a separator before "
+                            "the appended CRC, as in batches that brokers write, the first at "
+                            f"physical offset {survey.glued[0]}: a broker with forceVerifyPropCRC "
+                            "does not find the CRC and truncates its log there; left unchanged")
         if evidence.ahead:
-            oddities.append(plural(evidence.ahead, "consume queue entry points",
-                                   "consume queue entries point")
-                            + " beyond the last file of the log: these queues continue at smaller "
-                            "queue offsets")
+            oddities.append(plural(evidence.ahead, "consume queue entry refers",
+                                   "consume queue entries refer")
+                            + " to an offset beyond the last file of the log: these queues "
+                            "continue at smaller queue offsets")
         return oddities
 
     @property
