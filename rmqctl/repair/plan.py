@@ -133,7 +133,7 @@ class Lost:
     """A message that cannot be restored, with everything known about it (None: unknown).
 
     ``time_from``, ``time_to``: bounds of its store time (ms). ``key_hashes``: hashes of
-    ``topic#key`` in the index for this message. ``by``: the evidence of the message
+    ``topic#key`` in the index for this message. ``by``: the evidence for the message
     (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only a consumer offset after
     it; ``checkpoint``: only the time of the last message).
     """

@@ -84,8 +84,8 @@ class ShiftQueues:
 
     def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
         """Return the sorted identities of messages that occur both in a run of a single queue and
-        in a run with several queues. To limit memory, only identities in one of ``parts`` groups
-        are compared.
+        in a run with several queues. To limit memory, the identities are divided into ``parts``
+        groups, and only those of group ``part`` are compared.
         """
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]

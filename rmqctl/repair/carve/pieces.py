@@ -175,11 +175,10 @@ class Claims:
 
     def take(self, hosts: Array, physical: Array, sizes: Array, *,
              only_look: bool = False) -> Array:
-        """Return a boolean array: whether each message overlaps an earlier message. Unless
-        ``only_look`` is true, chains of messages without an overlap are added to the occupied
-        offsets.
+        """Return a boolean array: whether each message overlaps an earlier message.
 
-        The longest chain of consecutive messages is processed first.
+        Consecutive messages form chains, and the longest chain is processed first. Unless
+        ``only_look`` is true, chains without an overlap are added to the occupied offsets.
         """
         ends = physical + sizes
         edges = ~np.isin(physical[1:] - ends[:-1], NEXT) | (hosts[1:] != hosts[:-1])

@@ -1,10 +1,11 @@
 """The messages to erase, and their copies in the log.
 
 When a broker copies a message (delayed, half, retry or dead letter), the copy has the same client
-id, born time and born host. So a message is a copy in two cases: it has the id (or names it as its
-origin), and also the same born time and host or the same body; or it has no id, but the same born
-time, host and body. Clients choose the ids, so a message that has only the same id, or only the
-same body, may be unrelated: it is counted, and erased only on request.
+id, born time and born host. So a message is a copy in two cases. Either it has the id of an erased
+message (or names that id as its origin), and in addition the same body, or the same born time and
+born host. Or it has no id, but the same born time, born host and body. Clients choose the ids, so a
+message that has only the same id, or only the same body, may be unrelated: it is counted, and
+erased only on request.
 
 For a deleted topic, only delayed and returned messages are copies: an application may have
 forwarded a message to another topic. For a deleted group, its retry and dead letter topics are
@@ -44,9 +45,9 @@ _SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 @dataclass(slots=True)
 class Traits:
-    """Properties by which copies are recognized: ``ids`` of clients, ids of brokers (``origins``),
-    ``bodies`` as the producer sent them. ``topics``: topics to delete, with their delayed and
-    returned messages. ``named``: ids that the user named.
+    """Properties by which copies are recognized. ``ids``: ids from clients; ``origins``: ids from
+    brokers; ``bodies``: bodies as the producer sent them. ``topics``: topics to delete, with their
+    delayed and returned messages. ``named``: ids that the user named.
     """
 
     ids: set[bytes] = field(default_factory=set)

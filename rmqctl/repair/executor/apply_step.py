@@ -169,8 +169,8 @@ class StepStates:
 
     def under_moves(self) -> set[int]:
         """Return the numbers of the steps that cannot have been carried out, because their target
-        is, or is below, a file or folder that an earlier step has not moved aside (or that exists
-        again).
+        is, or is below, a file or folder that an earlier step has not moved aside yet, or that has
+        its old name again.
         """
         numbers: set[int] = set()
         moved: set[str] = set()

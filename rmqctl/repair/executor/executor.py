@@ -242,8 +242,8 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Undo a repair (default: the newest). Of an interrupted repair, the steps that were
-        carried out are undone.
+        """Undo a repair (default: the newest). If the repair was interrupted, only the steps that
+        were carried out are undone.
 
         ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
         copied. Raises: UsageError for an unknown id; RefusedError if a later repair changed the

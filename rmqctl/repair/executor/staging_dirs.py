@@ -94,8 +94,8 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """Return the folder that determines the file system of a target: the one to which the last link
-    in its path points, or else its structure's folder (such as ``consumequeue``).
+    """Return the folder that determines the file system of a target: the folder to which the last
+    link in its path points; without a link, the folder of its structure (such as ``consumequeue``).
     """
     if os.path.isabs(target):
         return os.path.dirname(target)

@@ -10,8 +10,8 @@ queue offset leaves a gap is put at the queue's end, as a broker does (spec: con
 and is counted in ``gaps``.
 
 A small file in the scratch folder records the progress of a rebuild, so that the rebuild can be
-continued. All files are fsynced only when a run ends: after a crash of the machine they are not
-trusted, after a kill they are.
+continued. The files are fsynced only when a run ends, so they are trusted after a kill, but not
+after a crash of the machine.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Rebuilt:
     file exists. ``next_offsets``: the next queue offset of every queue with a message in the log
     (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated`` count entries
     as `Dispatcher` does. ``damage``: the skipped damage. ``void_from``: physical offset from which
-    the log belongs to another store than the entries. ``same``: queues of the ``store`` that need
-    no rebuild and were not rebuilt.
+    the log was copied from another store, so that the store's own entries do not belong to it.
+    ``same``: queues of the ``store`` that need no rebuild and were not rebuilt.
     """
 
     root: str
@@ -195,9 +195,9 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     only these queues are rebuilt, and no index. Messages that end after ``log_end`` are skipped.
     ``progress`` is called with the number of bytes done. ``batch_topics``: topics with batch
     queues. ``kept``: the hashes that entries of some messages keep, whatever the messages contain.
-    ``opened``: the store at ``root``, if it is open; then messages of an earlier queue with the
-    same name are skipped and, with ``twins``, plain queues that are already right are not rebuilt,
-    unless the scratch folder is kept.
+    ``opened``: the store at ``root``, if it is open. If it is given, messages of an earlier queue
+    with the same name are skipped. With ``twins`` as well, plain queues that are already right are
+    not rebuilt, unless the scratch folder is kept.
 
     After an interruption by any exception, the same call with the same scratch folder (which must
     be kept) continues the rebuild, with the same result. If the scratch folder is from another log

@@ -94,8 +94,8 @@ class Comparison:
         """Resolve the conflicts after both logs are compared.
 
         If our consume queues and index match the source's record better, our record is damaged. If
-        they match our record better, and it is the only conflict between two equal records, the
-        source's record is damaged and this is not a split brain.
+        they match our record better, and the conflict is the only one between two records that are
+        equal in both logs, the source's record is damaged and this is not a split brain.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()

@@ -3,8 +3,8 @@
 Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
 properties that create entries in further queues. A consume queue entry alone does not prove that a
 message is wrong, because queue folders are copied and renamed. The entry is believed if the log
-lacks exactly the message that it describes, between other messages of that queue. If the record
-cannot be corrected then, it is replaced by a filler.
+lacks exactly the message that it describes, between other messages of that queue. If the entry is
+believed, but the record cannot be corrected, a filler replaces the record.
 
 Yield (benchmarks/stage_yields.py): 60 of 60 with any value in the queue offset, 56 of 60 with any
 value in the queue id (the others have no entry), 60 of 60 with one changed byte of the topic.
@@ -43,8 +43,8 @@ class Contradictions:
     ``records``.
 
     ``skipping``: light queues in which a broker assigned queue offsets without writing entries.
-    Later entries of such a queue have lower queue offsets than their messages name; the difference
-    changes with each start of the broker.
+    Later entries of such a queue have lower queue offsets than the properties of their messages
+    name; the difference changes with each start of the broker.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,

@@ -136,9 +136,10 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
     from the start of a stretch on.
 
     It is `ENDLESS` if the rest of the source's log can be copied, as a slave copies its master's
-    log: the stretch reaches the end of our log, nothing of our log, consume queues or index is left
-    after the proven end, and our last message is equal in the source, so that the logs did not
-    diverge before. ``equal_end``: end of the equal range before the stretch.
+    log. For this, three things must be true: the stretch reaches the end of our log; nothing of our
+    log, consume queues or index is left after the proven end; our last message is equal in the
+    source, so that the logs did not diverge before. ``equal_end``: end of the equal range before
+    the stretch.
     """
     _begun(parts, source, comparison, stretch)
     end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)

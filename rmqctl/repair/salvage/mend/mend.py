@@ -123,7 +123,7 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
          undecided: Collection[int] = ()) -> Mending:
     """Run one round that restores records at their present positions. Raises: StoreIOError.
 
-    ``rejected``: physical offsets of records that count as damaged, whatever they look like.
+    ``rejected``: physical offsets of records that count as damaged, even if they look intact.
     ``correct``: the kind of changes allowed where a CRC proves the original. ``chances``: shared by
     all rounds of this repair. ``undecided``: physical offsets of ambiguous records that count as
     messages because the user chose to keep them.
