@@ -179,8 +179,8 @@ def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
 
 
 def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
-    """Return the name that each rebuilt file gets in the store; names ascend and are later than
-    ``after``.
+    """Return the name that each rebuilt file gets in the store; names ascend, and all are greater
+    than ``after``.
 
     ``built``, ``existing``: the rebuilt files and the store's files, both oldest first. A rebuilt
     file that begins with the same message as an existing file gets that file's name. Other files

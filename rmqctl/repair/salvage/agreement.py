@@ -76,8 +76,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether zeroed bytes and either one run of damage or a few flipped bits explain all
-    differences between ``ours`` and ``theirs``.
+    """Return whether ``ours`` differs from ``theirs`` only in zeroed bytes and, besides these, in
+    one run of damage or in a few flipped bits.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))

@@ -1,8 +1,8 @@
 """Compare this store's log with that of a source (another store) by physical offset, as `diff`
 does.
 
-Only intact records are compared: a broker accepts them, and they are not fillers of an earlier
-repair. "Ours" means this store's log.
+Only intact records are compared: records that a broker accepts and that are not fillers of an
+earlier repair. "Ours" means this store's log.
 """
 
 from __future__ import annotations
