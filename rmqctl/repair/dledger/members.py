@@ -498,8 +498,8 @@ class _Job:
             "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
-        """Return the number of messages with damaged properties, and add a note. The entries of
-        most of them are intact.
+        """Return the number of messages with damaged properties, and add a note. Most of these
+        messages are in intact entries.
         """
         places = _bad_properties([part for part in self.parts if part.head])
         if places:

@@ -150,8 +150,9 @@ class _BodyRuns:
         return len(self._hashes)
 
     def starts(self, data: bytes, base: int, spans: Array) -> Array:
-        """Return the sorted positions of these runs in a file whose bytes from position ``base`` on
-        are ``data``, without runs that overlap the ``spans`` (start, end).
+        """Return the sorted positions at which these runs occur in a file. ``data``: the bytes of
+        the file from position ``base`` on. Runs that overlap the ``spans`` (start, end) are
+        skipped.
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only bytes near such a word are hashed.

@@ -395,8 +395,8 @@ class _Job:
 
 
 def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
-    """Yield the plain queues of a store whose folder is the one that a broker uses for the queue,
-    and is not shared with another queue.
+    """Yield each plain queue of a store if the queue's folder is the one that a broker uses, and no
+    other queue shares it.
     """
     for key, queue in store.plain_queues.items():
         if os.path.basename(queue.folder) == str(key[1]) and not store.listed(

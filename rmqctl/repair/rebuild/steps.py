@@ -148,7 +148,7 @@ class _Queue:
         return older
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Return whether the last entry of a file points to an expired message; a broker then
+        """Return whether the last entry of a file points to an expired message. If so, a broker
         deletes the file.
         """
         with FileSource(file.path) as source:

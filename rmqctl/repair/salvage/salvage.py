@@ -308,8 +308,8 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Return the regions that are complete missing files, whose messages are known only from
-        consume queues.
+        """Return the regions that each cover a complete missing file: their messages are known only
+        from consume queues.
         """
         if self.scratch is None:
             return []

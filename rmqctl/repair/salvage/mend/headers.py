@@ -198,8 +198,8 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(number: bytes) -> list[bytes]:
-    """Return all decimal numbers that differ from these bytes in one bit; an empty list if the
-    bytes are too many for a number.
+    """Return all decimal numbers that differ from these bytes in one bit; an empty list if there
+    are too many bytes for a number.
     """
     if len(number) > _MAX_DIGITS:
         return []
