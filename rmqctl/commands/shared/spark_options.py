@@ -189,8 +189,8 @@ def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
     if master.startswith("local"):
         return "local", "always faster on one machine (Spark has to start first)"
     if size < AUTO_FROM:
-        return "local", (f"{size_text(size)} of log is less than {size_text(AUTO_FROM)}, where a "
-                         "cluster becomes faster")
+        return "local", (f"the log has {size_text(size)}; a cluster is faster from about "
+                         f"{size_text(AUTO_FROM)} on")
     return "spark", f"{size_text(size)} of log, and a cluster to read it"
 
 

@@ -444,7 +444,7 @@ def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[st
                "cannot restore anything afterwards")
     else:
         yield ("erased data is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
-               "STORE --prune 0s --apply`")
+               "STORE --prune 0s --apply` deletes it")
     copies = "replicas and backups" if not store.nodes else (
         "other members of the DLedger group and backups")
     yield f"not erased: {copies} of this store"
