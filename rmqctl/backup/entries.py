@@ -39,7 +39,9 @@ _UNITS_OF = {"consumequeue": consume_queue.UNIT_SIZE,
              "batchconsumequeue": batch_consume_queue.UNIT_SIZE}
 _UNITS = (*_UNITS_OF.values(),)
 _STRETCH, _PIECE = 1 << 20, 4 << 20
-"""Maximum number of bytes of a group of entries; approximate number of bytes of a piece."""
+"""``_STRETCH``: maximum size in bytes of a group of entries; ``_PIECE``: approximate size in bytes
+of a piece.
+"""
 _PIECES = 256
 """Number of pieces after which a new file is started: a point lists only few pieces per file."""
 _LARGEST = 1 << 31

@@ -26,9 +26,9 @@ _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
-    """Write the checkpoint of a copied store whose log ends at ``end``. Lower consumer offsets that
-    are beyond the end of their queue to this end, but only offsets in files, not in RocksDB. Return
-    the number of lowered offsets. Raises: StoreIOError.
+    """Write the checkpoint of a copied store whose log ends at ``end``. Lower each consumer offset
+    that is beyond the end of its queue to this end; offsets in RocksDB are not changed. Return the
+    number of lowered offsets. Raises: StoreIOError.
     """
     with Store.open(root) as opened, opened.up_to(end) as store:
         with Scratch() as scratch:

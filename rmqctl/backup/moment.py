@@ -25,8 +25,8 @@ from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
-"""Maximum number of seconds to wait until the broker has written the entries of the last message,
-and seconds between two checks.
+"""``_PATIENCE``: maximum number of seconds to wait until the broker has written the entries of the
+last message; ``_LOOK``: number of seconds between two checks.
 """
 _MAX_LAGGING = 64 << 20
 """Maximum number of bytes at the end of the log that may have no entries yet. If there are more, no

@@ -156,8 +156,8 @@ def publish(backup: str, folder: str, point: Point) -> None:
 
 
 class Begun(NamedTuple):
-    """Record of an unfinished run: its store, and the physical offset up to which the copy of the
-    log has been fsynced, if it is a first run.
+    """Record of an unfinished run: its store and, if it is the first run of a backup, the physical
+    offset up to which the copy of the log has been fsynced.
     """
 
     store: str

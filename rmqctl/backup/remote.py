@@ -348,10 +348,10 @@ def _tail(view: Store, end: int) -> str:
 
 
 def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
-    """Store the ranges again that were damaged when they were first copied, because the store has
-    been repaired in place since then. Nothing else is replaced: a message that the repair replaced
-    by a filler may be intact in the backup. Return (whether anything was stored, whether the stored
-    log equals the store's log up to ``stored_end``). Raises: StoreIOError.
+    """Store again the ranges that were damaged when they were first copied: the store has been
+    repaired in place since then. Nothing else is replaced: a message that the repair replaced by a
+    filler may be intact in the backup. Return (whether anything was stored, whether the stored log
+    equals the store's log up to ``stored_end``). Raises: StoreIOError.
     """
     again, is_same = False, True
     for file in view.log.files:

@@ -45,11 +45,12 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether the consume queues were probably in files, which are the default of every
-    release: the checkpoint does not suggest RocksDB.
+    """Return whether the consume queues were probably in files, the default of every release. This
+    is assumed unless the checkpoint suggests RocksDB.
 
-    A checkpoint with the flush time of the log but without the flush time of the queues comes from
-    5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 write both times with either form.
+    The checkpoint suggests RocksDB if it has the flush time of the log but not the flush time of
+    the queues: 5.3.3 writes such a checkpoint with queues in RocksDB. 5.2.0 to 5.3.2 write both
+    times with either form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0

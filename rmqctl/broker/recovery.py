@@ -401,8 +401,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """Return the record at ``position`` with the wrong physicalOffset that it contains, as a broker
-    dispatches it; None if the record is not valid.
+    """Return the record at ``position`` without correcting its wrong physicalOffset, because a
+    broker dispatches the record with that offset; None if the record is not valid.
     """
     position += source.head
     record = _decoded(source, position, size)
@@ -477,8 +477,8 @@ class DispatchRange(NamedTuple):
 
     ``behind``: if not None, only records that start after this physical offset. ``reput``: whether
     the run-time dispatcher dispatches them after recovery; it reads no bodies and skips unreadable
-    records. ``positions``: state of each plain queue before that: the queue offset after its last
-    entry, and the physical offset up to which the log was dispatched.
+    records. ``positions``: state of each plain queue before these records are dispatched: the queue
+    offset after its last entry, and the physical offset up to which the log was dispatched.
     """
 
     start: int

@@ -106,7 +106,9 @@ class Settings:
     warm: bool = False
     """True to touch, lock and advise the pages of a new file (requires ``mapped``)."""
     transient_pool: int = 0
-    """Number of buffers of one file size each that receive appends before they are committed."""
+    """Number of buffers that hold appended data until it is committed; each has the size of one
+    commitlog file.
+    """
 
     @property
     def profile(self) -> BrokerVersion:

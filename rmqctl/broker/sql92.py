@@ -236,8 +236,9 @@ class _Compiler:
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Emit the step that combines two operands by ``holds``. The step ``place`` then skips the
-        second operand if the first one is ``decided``.
+        """Emit the step that combines two operands with the function ``holds``. Complete step
+        number ``place`` (see `_unless`), so that it skips the second operand if the first one
+        equals ``decided``.
         """
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)

@@ -171,9 +171,9 @@ def holes(runs: Sequence[Run]) -> list[Hole]:
 class Gatherer:
     """Reads the consume queue entries in the holes of all queues of a store.
 
-    ``by_column``: regions whose entries are kept by column if they are very many. ``yielded``:
-    ranges ``[start, end)`` of the log that are filled from another store, so that entries pointing
-    into them are ignored.
+    ``by_column``: regions whose entries are kept by column if there are very many of them.
+    ``yielded``: ranges ``[start, end)`` of the log that are filled from another store, so that
+    entries pointing into them are ignored.
     """
 
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
@@ -352,13 +352,13 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Return whether the entry at ``row``, which points to a run's first message, does so because
-    all entries of the run are too early in the queue.
+    """Return whether all entries of a run are too early in the queue. ``row``: position of an entry
+    that points to the run's first message.
 
-    If the run has only one message, the message's queue offset may be damaged instead. Then the
-    entry of the next run (``after``) decides. For the queue's last message the result is True if
-    earlier entries are too early (``before``), or if its queue offset is plausible: the log before
-    it has space for so many messages.
+    If the run has only one message, it is also possible that the message's queue offset is damaged.
+    Then the entry of the next run (``after``) decides. If no run follows, the result is True if
+    earlier entries are too early (``before``), or if the message's queue offset is plausible: the
+    log before the message has space for this number of messages.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)

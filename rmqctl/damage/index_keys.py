@@ -146,14 +146,15 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """Return the physical offset in the consume queue entry that points farthest, and the physical
-    offset of its message, if they differ by one flipped bit; None if nothing indicates a flipped
-    bit.
+    """Find a consume queue entry that points too far because one bit of its physical offset is
+    flipped. Return the physical offset in the entry, and the physical offset of its message; None
+    if nothing indicates such an entry.
 
     ``rows``, ``keyed``: physical offsets (int64, ascending) of lost messages to which consume queue
     entries and index entries point. The log is intact up to ``end`` and has files up to
-    ``files_end``. The message must be the newest known message, no other consume queue entry may
-    point to it, and its entry must point after the last file, or farther than any message reaches.
+    ``files_end``. The message must be the newest known message, and no other consume queue entry
+    may point to it. Its entry must point farther than all other entries: after the last file, or
+    farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

@@ -175,10 +175,11 @@ def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
 
 def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -> bool:
     """Return whether a record of ``size`` bytes at ``start`` is in a page that was written to the
-    wrong offset. If so, its physicalOffset ``stored`` is not damaged, even if only one bit differs.
+    wrong offset. ``stored``: the record's physicalOffset, which in this case is not damaged, even
+    if only one bit of it differs.
 
-    This is the case if the log has the same bytes at ``stored``, or if both offsets are at the
-    start of a sector and no record with the right physicalOffset follows.
+    The page was written to the wrong offset if the log has the same bytes at ``stored``, or if both
+    offsets are at the start of a sector and no record with the right physicalOffset follows.
     """
     read = []
     for place, length in ((start, size + START_SIZE), (stored, size)):

@@ -91,9 +91,9 @@ def beside_at(source: Source, places: Iterable[int],
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Return the physical offsets of records amid undamaged bytes that consume queues and index
-    contradict. Only records near gaps in queue offsets that no damage explains are examined.
-    Raises: StoreIOError.
+    """Return the physical offsets of records that consume queues and index contradict, although the
+    bytes around the records are not damaged. Only records near gaps in queue offsets that no damage
+    explains are examined. Raises: StoreIOError.
     """
     contradicted: set[int] = set()
     odd: set[int] = set()

@@ -382,8 +382,9 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
 def move(path: str, target: str, *, durable: bool = True) -> None:
     """Move a file or folder to an unused name, durably.
 
-    Both must be on one file system; an existing ``target`` is never replaced, and missing folders
-    above it are created. Without ``durable`` the caller fsyncs the directory entries.
+    ``path`` and ``target`` must be on one file system. An existing ``target`` is never replaced;
+    missing folders above it are created. Without ``durable`` the caller fsyncs the directory
+    entries.
 
     Raises: StoreIOError.
     """

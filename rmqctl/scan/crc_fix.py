@@ -162,8 +162,8 @@ def _logarithm(value: int) -> int:
 
 
 def _squared(value: int, number: int) -> int:
-    """Return ``value`` to the power of 2^2^``number``: the prime with this number, minus one.
-    Squaring is linear, so one table per byte of ``value`` is enough.
+    """Return ``value`` to the power of 2^2^``number``. This exponent is the prime with this number,
+    minus one. Squaring is linear, so one table per byte of ``value`` is enough.
     """
     low, middle, high, top = _squares()[number]
     return (low[value & 0xFF] ^ middle[value >> 8 & 0xFF] ^ high[value >> 16 & 0xFF]

@@ -38,8 +38,8 @@ _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     filler.KEPT_START, MARK.tobytes()]
 NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
          np.cumsum([len(name) for name in _LOOKED_AT]))
-"""Names of the properties that are read from intact records: the joined names, and the
-end of each.
+"""Names of the properties that are read from intact records: the joined names, and the position at
+which each name ends.
 """
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 

@@ -178,8 +178,8 @@ def _tag(keys: KeyNumbers, batch: Batch) -> Codes:
 
 
 def _key(keys: KeyNumbers, batch: Batch) -> Codes:
-    """Return every key of KEYS, a duplicate key only once per message; None for a message without
-    keys.
+    """Return the keys in the KEYS property of each message, without duplicates within a message;
+    None for a message without keys.
     """
     properties = PropertySegments(batch)
     rows, start, length = properties.places(props.KEYS)

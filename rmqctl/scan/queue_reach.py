@@ -260,11 +260,12 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
 def skipped_rows(
         properties: text.PropertySegments, which: Array
 ) -> tuple[Array, text.Texts, Array]:
-    """Return the further entries that records lack because their lists differ in length, although
-    queue offsets were assigned.
+    """Return the further entries that a broker does not write, because a record's lists differ in
+    length, although the broker assigned the queue offsets.
 
-    A 5.x broker assigns a queue offset to light queues, and an empty item to other names. Empty
-    items after the last offset are dropped when the list is split, so the list is too short.
+    For each light queue, a 5.x broker adds a queue offset to the list of offsets; for each other
+    name, an empty item. Empty items after the last offset are dropped when the list is split, so
+    the list of offsets is too short.
     """
     return _paired(properties, which, np.greater)
 
@@ -272,8 +273,8 @@ def skipped_rows(
 def _paired(properties: text.PropertySegments, which: Array,
             fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, name, number) of the records for which ``fit`` accepts the count of names and
-    the count of offsets.
+    """Return (record, name, number) of each name with an offset, for the records that ``fit``
+    accepts by their number of names and their number of offsets.
     """
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):

@@ -221,8 +221,8 @@ def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, bytes) that contain all nonzero bytes of ``[start, end)``; holes are not
-    read.
+    """Yield windows (position, bytes) that together contain all nonzero bytes of ``[start, end)``;
+    holes are not read.
 
     Each window includes `BLANK_SIZE` bytes of the next window, and begins early enough that the
     magic of each record that starts in ``[start, end)`` is in one window.

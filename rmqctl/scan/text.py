@@ -107,8 +107,8 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """Return (uint8 [n, width]: the texts, with zeros after shorter ones; whether all have the full
-    width).
+    """Return (the texts as an array, uint8 [n, width], with zeros after shorter texts; whether all
+    texts have the full width).
 
     Raises: IndexError if a text is not inside the data, or too long.
     """

@@ -23,8 +23,9 @@ from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 Sound = Callable[[Array, int, int, int], int]
-"""Function of (data, physical offset of data[0], positions of the next frame and after the last
-frame). Returns the position up to which the function has skipped and used sound records.
+"""Function that uses sound records, which the walk then skips. Arguments: data, physical offset of
+data[0], position of the next frame, position after the last frame. Returns the position after the
+records that it has used.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64

@@ -20,8 +20,8 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 MIN_LENGTH, STRETCHES = 1 << 20, 256
-"""Minimum length of a stretch in bytes. Approximate number of stretches in a log, in addition to
-one for each file.
+"""``MIN_LENGTH``: minimum length of a stretch in bytes. ``STRETCHES``: approximate number of
+stretches in a log, in addition to one for each file.
 """
 _MAX_ROWS = 2 << 20
 """Maximum number of columns of runs (40 bytes each) that all stretches together keep."""

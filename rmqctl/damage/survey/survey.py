@@ -17,8 +17,8 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers
 
 MAX_LISTED, MAX_ODD = 1_000_000, 1000
-"""Maximum number of positions that are kept for one kind of anomaly: for frequent kinds, and for
-rare kinds.
+"""Maximum number of positions that are kept for one kind of anomaly: ``MAX_LISTED`` for frequent
+kinds, ``MAX_ODD`` for rare kinds.
 """
 
 

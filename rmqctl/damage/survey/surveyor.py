@@ -44,8 +44,8 @@ Event = tuple[int, Callable[[], None]]
 _SLACK = 1000
 """Maximum time in ms by which a store time may be out of order without being reported."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Maximum time in ms between the first two or the last two messages; if it is longer, the first or
-the last message is reported.
+"""Maximum time in ms between the first two messages, and between the last two messages. After a
+longer time, the first or the last message is reported as out of order.
 """
 _FAR = 1 << 61
 """Limit to which store times (ms) are reduced, so that adding a pause does not overflow. It is far
@@ -467,8 +467,9 @@ class Surveyor:
 
         Entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`) are included:
         the broker assigns their queue offsets nevertheless, so these are not missing
-        (apache/rocketmq#8693). If a broker may not write any such entries, it repeatedly restarts
-        the queue offsets at 0, so that they prove nothing; the result is then None.
+        (apache/rocketmq#8693). A broker that writes no such entries at all repeatedly restarts the
+        queue offsets at 0, so that they prove nothing. If such a broker may have used the store,
+        the result is None.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None

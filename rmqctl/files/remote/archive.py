@@ -39,8 +39,8 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""Number of bytes of disk space that unpacking leaves free, and the limit of unpacked zeros as a
-multiple of the free space.
+"""``_LEFT``: number of bytes of disk space that unpacking leaves free. ``_ZEROS``: limit of
+unpacked zeros, as a multiple of the free space.
 """
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Lengths of the name and of the extra field that precede the data of a zip member."""

@@ -13,13 +13,14 @@ beginning.
 SMALL = 1 << 20
 """Maximum size in bytes of a file that is read completely instead of sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""Sizes in bytes: the gap around the end of the data at which sampling stops, and the bytes that
-are read before and after this gap.
+"""``_GAP``: size in bytes of the gap around the end of the data at which sampling stops.
+``_BEFORE``, ``_AFTER``: number of bytes that are read before and after this gap.
 """
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""Number of intervals between samples in the first step of a search, the same for a log file, and
-number of samples in each further step."""
+"""``_FIRST``: number of intervals between samples in the first step of a search; ``_OF_LOG``: this
+number for a log file; ``_NEXT``: number of samples in each further step.
+"""
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
@@ -27,8 +28,8 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
     """Search for the end of the data in a preallocated file: yield the positions to read, receive
     the bytes there, return the position after the data; None if samples contradict each other.
 
-    Data after the end always contradicts other samples; zeros before the end do so in files without
-    ``has_holes``.
+    Samples contradict each other if one after the end has data or, without ``has_holes``, if one
+    before the end has zeros.
     """
     blocks = -(-size // grain)
     gap = max(_GAP, grain)

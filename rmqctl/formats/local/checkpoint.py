@@ -55,8 +55,8 @@ class CheckpointRecord(NamedTuple):
         (ms) of a log that begins at physical offset ``begin``.
 
         The time of the log and the time of the consume queues must both show this, because a single
-        time may be damaged. If the log has no message (None), its messages may have expired, unless
-        the log begins at 0.
+        time may be damaged. ``newest`` is None if the log has no message. Then the result is False
+        unless the log begins at 0: otherwise its messages may have expired.
         """
         if newest is None and begin == 0:
             newest = 0

@@ -1,6 +1,6 @@
 """The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
 
-`Message` is the declaration. It has two readers: `parse` (construct: slow, exact, errors name the
+`Message` is the declaration, with two readers: `parse` (construct: slow, exact, errors name the
 field) and `decode` (a compiled struct derived by `layout`). Both return a `Record` and reject the
 same bytes; `build` is the inverse of both.
 """
@@ -228,7 +228,9 @@ def longest_topic(magic: int) -> int:
 
 
 def magic_for(topic: bytes) -> int:
-    """Return the oldest magic whose records can contain a topic; the newest if none can."""
+    """Return the oldest magic whose records can contain a topic of this length; the newest magic if
+    no record can.
+    """
     return next((magic for magic, most in _MAX_TOPIC_LENGTHS.items() if len(topic) <= most),
                 list(VERSIONS)[-1])
 

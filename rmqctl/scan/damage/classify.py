@@ -89,7 +89,9 @@ def diagnose(source: Source, position: int) -> tuple[str, str]:
 
 def _tail(source: Source, position: int, reason: str, field: str,
           doubtful: Doubtful) -> list[Span]:
-    """Return the spans of the bytes after the last provable record: zeros, other bytes, zeros."""
+    """Return the spans of the bytes after the last provable record, at most three: leading zeros,
+    other bytes, trailing zeros.
+    """
     base, size = source.base, source.size
     first, last = _nonzero(source, position)
     if first is None or last is None:

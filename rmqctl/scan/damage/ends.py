@@ -65,8 +65,8 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Frames that begin in positions ``[low, high)``. ``gap``: number of bytes between the previous
-    frame and each frame.
+    """Frames that begin at positions in ``[low, high)``. ``gap``: number of bytes between the
+    previous frame and each frame.
 
     ``closed``: position of the file's blank, or the file's end, once the scan has reached it.
     """
@@ -120,9 +120,9 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
-    """Return (number of frames before the last possible end, counted from number ``first``; None if
-    this is final, else the position up to which frames must be read first). No end is after
-    ``limit``.
+    """Return (number of frames before the last possible end, counted from frame number ``first``; a
+    position). The position is None if the number is final; otherwise, frames must first be read up
+    to this position. No possible end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.
@@ -165,9 +165,9 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
-    """Return the number of messages missing before the next file, minus the number that can be
-    lost, if no frame in this file is a message; None if the first number is unknown. Raises:
-    StoreIOError.
+    """Return the number of messages that are missing before the next file if no frame in this file
+    is a message, minus the number of messages that can be lost. Return None if the number of
+    missing messages is unknown. Raises: StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -177,8 +177,9 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
 
 
 def _room(gap: Array) -> Array:
-    """Return, for each gap between frames, the largest number of records that it may contain: the
-    start of one record whose body continues after the gap, and smaller records.
+    """Return, for each gap between frames, the largest number of records that it may contain:
+    records of the smallest size, and possibly the start of a record whose body continues after the
+    gap.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= MIN_HEAD
@@ -187,8 +188,8 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Return the position in ``(start, end)`` of a record that extends over ``end``, up to another
-    record.
+    """Return the position in ``(start, end)`` of a record that extends over ``end`` and is followed
+    by another record or a blank; None if no such record is found.
     """
     position = start + 1
     for _ in range(_MAX_INSIDE):
@@ -204,8 +205,8 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
-    """Return the frames that begin in positions ``[low, high)``, and later frames that are already
-    known.
+    """Return the frames that begin at positions in ``[low, high)``, and later frames that are
+    already known.
     """
     # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source

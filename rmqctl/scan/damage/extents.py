@@ -7,12 +7,12 @@ none:
 
 1. A consume queue entry points to the damaged record, and the entry's size is the one that the
    record contains or that its lengths add up to: nothing inside is a record of the log.
-2. The record is intact, with a matching CRC, except for one of its fields: again, nothing inside is
-   a record of the log.
-3. Only one of these sizes is known, or the size of a record whose body is damaged or torn, and a
-   record, a blank or unused space begins where the record would end. Then a frame inside it that
-   has its own consume queue or index entry is a record of the log, written over a torn record; all
-   other frames belong to the body.
+2. Only one field of the record is wrong, and its body matches its CRC: again, nothing inside is a
+   record of the log.
+3. The size is known but not proven: only one of the sizes in 1 is known, or the body is damaged or
+   torn. In addition, a record, a blank or unused space begins where the record would end. Then a
+   frame inside it that has its own consume queue or index entry is a record of the log, written
+   over a torn record; all other frames belong to the body.
 4. The size is unknown: records of the log are frames with a consume queue or index entry, and
    frames after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All others
    are undecided, unless their own queue contradicts them. (Exception: in a file that belongs to no
@@ -65,7 +65,9 @@ from rmqctl.scan.source import Source
 _MAX_BODY = 32 << 20
 """Maximum number of body bytes whose CRC is checked to prove a size."""
 _UNUSED = 64 << 10
-"""Number of zeros expected after the last record of a file: so many zeros are rare in a body."""
+"""Number of zeros expected after the last record of a file. A body rarely contains this number of
+consecutive zeros.
+"""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
@@ -137,9 +139,9 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Return the first border at or after ``end`` in the chain of records that starts where the
-    damaged record ends by its size; ``end`` if the chain stops before ``end``; None if the chain is
-    empty.
+    """Follow the records from the end that the damaged record's own size gives. Return the first
+    record border at or after ``end``; ``end`` if the records stop before ``end``; None if no record
+    begins at the record's own end, or this end is not before ``end``.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -252,8 +254,8 @@ def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
-    """Return ((position, size) of the consecutive frames from ``at`` up to ``end``, whether an
-    intact record extends over ``end``: no body ends within a record).
+    """Return (the position and size of each of the consecutive frames from ``at`` up to ``end``;
+    whether an intact record extends over ``end``, which no record inside a body does).
     """
     frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
@@ -295,8 +297,9 @@ def _lengths_end(source: Source, at: int) -> int | None:
     """Return the end of a record whose header is lost except for the body length, if its lengths
     add up to the start of another record. Raises: StoreIOError.
 
-    The body length at the position for longer addresses may be inside the body of a record with
-    short addresses, and be chosen by its sender. So only the position for short addresses is read.
+    In a record with short addresses, the position of the body length for longer addresses may be
+    inside the body, whose bytes the sender chooses. So only the position for short addresses is
+    read.
     """
     return next((at + size for version in VERSIONS
                  if (size := _summed(source, at, version, 0))), None)
@@ -334,8 +337,8 @@ def own_extent(source: Source, at: int, references: References) -> Extent | None
 
 
 def _is_overrun(source: Source, at: int, end: int, references: References) -> bool:
-    """Return whether no record begins at the supposed end of a record, and a record inside extends
-    over that end.
+    """Return whether the supposed end of a record is refuted: no record begins at this end, and a
+    record inside extends over it.
     """
     place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
     while place is not None and place < end:
@@ -452,10 +455,10 @@ def _least_size(source: Source, at: int, magic: int) -> int:
 
 
 def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
-    """Return the sizes with which the record is complete, with a matching body CRC, if only one of
-    its fields is wrong.
+    """Return the possible sizes of a record of which only one field is wrong: with each of these
+    sizes the record is complete, and its body matches its CRC.
 
-    ``total``: the size in the record, None if that is impossible.
+    ``total``: the size stored in the record, None if this size is impossible.
     """
     crc = _START.unpack_from(source.read(at, START_SIZE))[2]
     start, length = _body(source, at, magic)
@@ -508,8 +511,8 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], references: References) -> set[int]:
-    """Return those sizes after which a record or a blank begins; if no size qualifies, those that
-    are followed by unused space.
+    """Return the sizes after which a record or a blank begins; if there are none, the sizes after
+    which unused space begins.
     """
     return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}

@@ -149,8 +149,8 @@ class Leads:
 
     def by_two(self, records: Sequence[Record]) -> bool:
         """Return whether two independent structures contradict the records: entries of two queues,
-        or of a queue and of the index; or whether an entry points into a record whose queue offset
-        another record has.
+        or entries of a queue and of the index. An entry that points into a record whose queue
+        offset another record has is sufficient by itself.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}
@@ -168,7 +168,7 @@ class Leads:
 
     def _is_elsewhere(self, record: Record) -> bool:
         """Return whether the entry for the record's queue offset points elsewhere, and no entry
-        points to the record with its size.
+        with the record's size points to the record.
         """
         return not self._is_alike(record) and self.witness.confirms(record) is False
 
@@ -246,8 +246,8 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Return whether all records are older than the record before them: the last one of
-        ``before``, or of the previous file.
+        """Return whether all records were stored before the record that precedes them in the log:
+        the last record of ``before`` or, if ``before`` is empty, of the previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))

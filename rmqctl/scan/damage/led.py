@@ -90,9 +90,10 @@ class Led:
 
     def frames(self, position: int, end: int, passed: EarlierMessages,
                sound_from: int) -> tuple[Batch, int, int]:
-        """Return (frames from ``position`` on that begin before ``end``, the position where they
-        stop, start of the last intact frames). They stop early where other evidence is needed.
-        ``passed`` receives the frames before the last damage, from ``sound_from`` on.
+        """Return (the frames from ``position`` on that begin before ``end``, the position after
+        them, the start of the intact frames after the last damage). The frames end early at damage
+        that needs other evidence. The intact frames before the last damage, from ``sound_from`` on,
+        are added to ``passed``.
         """
         rows, spans = [np.zeros(0, np.int64)], []
         while position < end:

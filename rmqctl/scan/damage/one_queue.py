@@ -9,10 +9,11 @@ themselves: the records of all slots must fit into the range.
 * One slot: it belongs to the damaged record, and everything in the range is its body. Exception: if
   a write was interrupted and its messages were written again, the range has more records than
   slots. Then the range does not end like a message, or the frame at its end has the slot.
-* More slots than frames: if each frame has a slot, the other slots belong to damaged records. If
-  frames were in the body of one of these, the range would also contain the messages of these slots,
-  damaged, each at least as long as a message's header (its topic and properties may be the last
-  bytes of a frame). If one more message would not fit, the frames are messages.
+* More slots than frames: if each frame has a slot, the remaining slots belong to damaged records.
+  If frames were in the body of one of these records, the range would also contain the damaged
+  messages to which the slots of these frames belong, each at least as long as a message's header
+  (its topic and properties may be the last bytes of a frame). If the range has no space for one
+  more message, the frames are messages.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether each frame has a slot, and exactly the records of the other slots fit
-        between the frames, without space for one more. ``least``: size in bytes of the smallest
+        """Return whether each frame has a slot, and the records of the remaining slots fit between
+        the frames, without space for one more record. ``least``: size in bytes of the smallest
         record of the queue.
         """
         rooms = [after - before for before, after in zip(

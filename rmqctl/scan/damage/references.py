@@ -27,8 +27,8 @@ class References:
         """The physical offset of a record whose frame is at the start of the file."""
 
     def sizes(self, at: int) -> list[int]:
-        """Return the frame sizes of the records at a position to which consume queue entries
-        point.
+        """Return the size of the frame at a position according to each consume queue entry that
+        points to the position.
         """
         if self._witness is None:
             return []

@@ -35,8 +35,8 @@ _BEFORE, _BEHIND = 8192, 1024
 """Number of frames that are examined right before a range, and right after it."""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
-"""Number of runs of frames over which missing messages are counted together; largest number of runs
-that are examined.
+"""``_RUNS_AHEAD``: number of preceding runs of frames whose missing messages are counted together
+with a run's own; ``_MAX_RUNS``: maximum number of examined runs.
 """
 _LIGHT = LMQ_PREFIX.encode()
 
@@ -93,8 +93,9 @@ class EarlierMessages:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """Yield (each queue's offsets in the known messages before a position, number of further
-        messages that may be missing after these), each time for a longer part of the log. Raises:
+        """Yield a pair for each of several parts of the log before a position, each part longer
+        than the last: the first and the last queue offset of each queue among the known messages of
+        the part, and the number of other messages that may be missing after them. Raises:
         StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
@@ -150,9 +151,9 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
-    """Return, for each frame, the number of messages missing before it, minus the number that can
-    be lost after ``at``, if no frame up to it is a message; 0 or less if this is unknown. Raises:
-    StoreIOError.
+    """Return, for each frame, the number of messages that are missing before it if no earlier frame
+    is a message, minus the number that can be lost after ``at``; 0 or less if this is unknown.
+    Raises: StoreIOError.
 
     The next message of a queue may be after further damage, in which other messages of the queue
     were lost. So missing and possibly lost messages are both counted up to the end of each run of
@@ -183,8 +184,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the sum of the missing messages of all queues, each taken at the
-    queue's first frame from this frame on.
+    """Return, for each frame, the total number of missing messages. The number of each queue is the
+    one at the queue's first frame among this frame and all later frames.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
@@ -213,9 +214,9 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: EarlierMessages) -> int:
-    """Return the number of messages missing before the messages after ``[at, end)``, minus the
-    number that can be lost. ``behind``: queue offsets of the messages after the range. Raises:
-    StoreIOError.
+    """Return the number of messages missing between the messages before and after ``[at, end)``,
+    minus the number that can be lost. ``behind``: queue offsets of the messages after the range.
+    Raises: StoreIOError.
     """
     most = -lost
     for ends_before, extra in passed.known_before(source, at):

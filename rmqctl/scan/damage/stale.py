@@ -1,18 +1,20 @@
 """Intact records left by an earlier use of their file: stale records.
 
-Beside damage (`beside`): records to which no consume queue entry and no index entry points, if
-other evidence contradicts at least a quarter of them: the entry for a record's queue offset points
-elsewhere, an entry points into the record, or the index has another key for its offset. Only a few
-records right before or after damage, or at a file border, can belong to one stale page.
+Beside damage (`beside`): records to which no consume queue entry and no index entry points are
+stale if other evidence contradicts at least a quarter of them: the entry for a record's queue
+offset points elsewhere, an entry points into the record, or the index has another key for its
+offset. Only a few records right before or after damage, or at a file border, can belong to one
+stale page.
 
 Amid undamaged bytes (`amid`): if a stale page begins and ends exactly at record borders, it leaves
 no damage. A few consecutive records to which no entry points, between records to which entries
 point, count as contradicted in two cases: entries of two queues, or of a queue and the index,
 contradict them; or another intact record, to which its entry points, has the same queue offset, and
-an entry points into the contradicted record. If the log were right nevertheless, two structures
-would need the same damage. A log copied from elsewhere disagrees with its entries up to its end,
-but its store times continue; index entries left by an earlier use of the file, which a broker
-keeps, do not prevent entries from pointing to the current records.
+an entry points into the contradicted record. For the log to be right nevertheless, two structures
+would need the same damage. Two similar cases differ from this: a log copied from elsewhere
+disagrees with the entries up to its end, but its store times continue; and if a broker kept index
+entries from an earlier use of the file, the consume queue entries still point to the current
+records.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ MAX_PAGE_RECORDS = 64
 """Largest number of stale records in one page: 4 KiB contain fewer."""
 _MAX_READ = 1000
 MAX_STALE_PLACES = 200
-"""Maximum number of anomalies in a store for which stale records are searched; more anomalies have
-other causes.
+"""Maximum number of anomalies in a store near which stale records are searched for. If there are
+more, stale records are not their cause.
 """
 _FAR = 1 << 20
 """Number of bytes beside damage that are read to find a record to which an entry points."""
@@ -216,8 +218,9 @@ class Beside:
             _judge(leads, last, stale, before if last is every else None)
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
-        """Find contradicted records at the start and the end of the file, where a stale page leaves
-        no damage if only one of its borders is a record border.
+        """Find contradicted records at the start and the end of the file. A stale page at such a
+        place leaves no damage even if only one of its borders is a record border: its other border
+        is the file's.
         """
         source, witness = self._source, self._source.witness
         if witness is None or source.head:
@@ -314,8 +317,8 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Return whether a consume queue entry points to the first record of ``[start, end)``, as is
-    nearly always the case: then the following records need not be read.
+    """Return whether a consume queue entry points to the first record of ``[start, end)``. This is
+    nearly always the case, and makes it unnecessary to read the following records.
     """
     raw = source.read(start - source.base, min(_MIN_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
