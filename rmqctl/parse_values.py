@@ -34,7 +34,7 @@ _UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", r
 
 
 _LONG_MAX_TEXT = str(_LONG_MAX)
-"""The value by which mqadmin says that a range of times has no end (``Long.MAX_VALUE``)."""
+"""The value with which mqadmin indicates a time range without an end (``Long.MAX_VALUE``)."""
 _DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
 _SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
 """Numbers of digits of epoch seconds and milliseconds between September 2001 and the year 2286."""

@@ -303,9 +303,8 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise the first error at reading a file of a mounted place, if any: the result of a command
-    does not include this file.
-    Raises: StoreIOError.
+    """Raise the first error that occurred while a file of a mounted place was read, if any: the
+    result of the command does not include this file. Raises: StoreIOError.
     """
     for failure in _failures:
         raise failure

@@ -295,8 +295,9 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """Return the end of the entries of a queue file, if the file equals its copy except that the
-    last entries are zeros; None for any other file. Copies of a queue or a log are never shortened.
+    """Return the end of the entries of a queue file that equals its copy, except that its last
+    entries are zeros; None for any other file. The copy of such a file is kept unchanged: copies of
+    a queue or a log are never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit

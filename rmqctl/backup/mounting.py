@@ -37,7 +37,7 @@ from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
 
 _USUAL_HEADER, _HEADER = 1 << 9, 1 << 16
-"""Usual and maximum number of bytes of a group's header."""
+"""``_USUAL_HEADER``: usual size in bytes of a group's header; ``_HEADER``: its maximum size."""
 
 
 class ObjectSpan(NamedTuple):

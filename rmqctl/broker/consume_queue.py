@@ -310,8 +310,9 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """Return what a broker does with the first of ``count`` consecutive entries from queue offset
-    ``offset`` on (spec §4). All entries point to records after the dispatched part of the log.
+    """Return what a broker does with the first entries of a run: ``count`` entries with consecutive
+    queue offsets from ``offset`` on (spec §4). All entries point to records after the dispatched
+    part of the log.
 
     ``end`` is the queue offset of the queue's next entry. A queue without a file begins at
     ``offset``.

@@ -396,7 +396,9 @@ def _laps(units: TimerUnits, first: Array) -> Array:
 
 
 def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
-    """Return, for each unit, whether a broker reaches it from the slots from ``read_from`` on."""
+    """Return, for each unit, whether a broker that reads the wheel from the time ``read_from`` on
+    reaches this unit.
+    """
     reached: Array = np.zeros(len(units), bool)
     if not len(units):
         return reached

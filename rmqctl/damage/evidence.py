@@ -221,8 +221,8 @@ class Gatherer:
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: HoleEntries) -> Iterator[FoundRow]:
-        """Yield the entries in a queue's holes. Of the entries that point after the log, which may
-        be very many, most are only counted.
+        """Yield the entries in a queue's holes. There may be very many entries that point after the
+        log; most of these are only counted.
         """
         if not queue.exists:
             return

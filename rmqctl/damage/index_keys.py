@@ -63,8 +63,8 @@ def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[Indexe
 
 def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
                 end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """Return the keys by physical offset, and the number of offsets before ``end`` that only the
-    index contains.
+    """Return (index keys by physical offset, number of physical offsets before ``end`` that only
+    the index contains).
 
     The keys are those for the ``wanted`` offsets, and for the first offsets before ``end`` that are
     not in ``places`` (ascending). Offsets from ``end`` on that only the index contains are ignored:

@@ -284,7 +284,7 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
     """Yield a header and the record size calculated with it (`extent`): first the unchanged header,
-    then each header with one flipped bit in the host widths or lengths for which the size is in
+    then each header that has one flipped bit in the host widths or lengths and gives a size in
     ``sizes``.
     """
     size = extent(source, start, head, magic, most)
@@ -323,9 +323,9 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """Yield the bytes of a record with other lengths of body or properties for which the lengths
-    match the record size and the body matches its CRC. ``is_known``: returns whether a topic
-    exists; only an existing topic proves that properties with a damaged length belong to this
+    """Yield variants of a record with another body length or properties length. In each variant,
+    the lengths match the record size, and the body matches its CRC. ``is_known``: returns whether a
+    topic exists; only an existing topic proves that properties with a damaged length belong to this
     record.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)

@@ -212,7 +212,7 @@ class Output:
             self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def tell(self, text: str) -> None:
-        """Print a line that belongs to a question on stderr, even if -q was given."""
+        """Print on stderr a line that belongs to a question, even if -q was given."""
         self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def warn(self, text: str) -> None:

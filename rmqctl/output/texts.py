@@ -26,12 +26,12 @@ _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
 """Separators between texts that were joined."""
 _SPECIFIC, _BEGINNING = 24, 12
 _START = 20
-"""Number of characters that a template counts as having more if it does not begin with a value (see
-`Texts._templates`).
+"""Number of characters that are added to the length of a template that does not begin with a value
+when templates are ranked (see `Texts._templates`).
 """
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
-"""A blank between East Asian characters, which remains where one of them has replaced an English
-word.
+"""A blank between two East Asian characters, to be removed: it remains where a translation has
+replaced an English word.
 """
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
 _SINGULAR = re.compile(r"1 ([a-z ]+[a-z])")

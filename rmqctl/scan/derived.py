@@ -45,8 +45,8 @@ _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
-    """Number of each message's queue, as assigned by the caller: ``number`` is called once per
-    queue.
+    """The numbers of the queues of messages. The caller's function ``number`` assigns them; the
+    number of each queue with an id below `_DENSE` is requested only once.
     """
 
     def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:

@@ -351,9 +351,9 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
 
 
 def telling(place: Array) -> Array:
-    """Return the positions of adjacent entries that may prove a message: their physical offsets
-    (int64) are possible and ascend. An entry that contradicts others is damaged itself and proves
-    nothing.
+    """Return the positions of the entries that may prove a message: the longest series of entries
+    whose physical offsets (``place``, int64, of adjacent entries) are possible and ascend. An entry
+    that contradicts others is damaged itself and proves nothing.
     """
     possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
     rows: Array = possible[ascending(place[possible])]

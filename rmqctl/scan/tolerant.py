@@ -44,10 +44,10 @@ class TolerantWalk:
     order.
 
     ``open_source`` is called once; if it fails, the entire range is lost. If a read fails, the walk
-    continues up to that place in small steps, skips `SKIPPED` bytes or more and continues at the
-    next provable record. ``first`` (known with the first item), ``position`` and ``sound`` are as
-    in `Walk`; ``shrunk``: the file ends before ``end``. ``no_stale``: stale records beside damage
-    are damage.
+    continues in small steps up to the unreadable position, skips `SKIPPED` bytes or more and
+    continues at the next provable record. ``first`` (known with the first item), ``position`` and
+    ``sound`` are as in `Walk`; ``shrunk``: whether the file ends before ``end``. ``no_stale``:
+    whether stale records beside damage count as damage.
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,

@@ -95,7 +95,7 @@ class Walk:
     one batch, whatever damage is between them; else each batch ends with the first damage.
     ``beside`` removes stale records, which look like messages, from each batch
     (`rmqctl.scan.damage.stale`). ``sound`` is called first with the data read; the records that it
-    skips are in no batch.
+    uses are in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,

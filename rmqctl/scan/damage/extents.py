@@ -76,9 +76,9 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 class Resumption:
     """Verdict on bytes without a record.
 
-    ``resume``: the position where the log continues; None if nothing provable follows.
-    ``located``: whether the bytes before it are one damaged record. ``doubtful``: frames in between
-    that may be records of the log.
+    ``resume``: the position where the log continues; None if nothing provable follows. ``located``:
+    whether the bytes before this position are one damaged record. ``doubtful``: frames before this
+    position that may be records of the log.
     """
 
     resume: int | None
@@ -268,9 +268,9 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
-    """Return the end (a position) that a damaged record's own size gives, whether that size is
-    right or wrong; ``at`` if it is impossible. ``strict``: only if the record's offset is right,
-    and its size agrees with its body length. Raises: StoreIOError.
+    """Return the end (a position) of a damaged record according to its own size or lengths, which
+    may be wrong; ``at`` if they are impossible. ``strict``: also return ``at`` unless the record's
+    offset is right and its size agrees with its body length. Raises: StoreIOError.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:

@@ -32,7 +32,9 @@ from rmqctl.scan.source import Source
 
 _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
-"""Number of frames that are examined right before a range, and right after it."""
+"""``_BEFORE``, ``_BEHIND``: number of frames that are examined right before and right after a
+range.
+"""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
 """``_RUNS_AHEAD``: number of preceding runs of frames whose missing messages are counted together

@@ -159,7 +159,7 @@ class Beside:
         self._end = source.base
         """Physical end of the last damage, or start of the file, until a message follows."""
         self._before: int | None = None
-        """The store time of the last message before that damage."""
+        """The store time of the last message before the last damage."""
 
     def without(self, batch: Batch) -> Batch:
         """Return the batch without stale records. Raises: StoreIOError."""
