@@ -71,8 +71,8 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """Return the last file if recovery keeps it although it contains no entry, unless it starts
-        at offset 0; else None.
+        """Return the last file if it contains no entry, does not start at offset 0, and is kept by
+        recovery; else None.
 
         For such a file, `ConsumeQueue.correctMinOffset` of 5.x requests the unit before the file's
         start, which throws an IllegalArgumentException.

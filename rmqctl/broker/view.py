@@ -34,11 +34,11 @@ def _ledger_end(store: Store) -> int:
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
-    """Return the view ``disk`` or ``broker``; ``auto`` selects one for answers that imitate a
-    broker.
+    """Return the view ``disk`` or ``broker``. ``kind`` may also be ``auto``, for answers that
+    imitate a broker.
 
-    ``auto`` selects the broker's view for a small log, else the disk view: a scan of gigabytes
-    would be needed to find where a broker ends the log.
+    ``auto`` selects the broker's view for a small log, and the disk view for a large log, in which
+    a scan of gigabytes would be needed to find where a broker ends the log.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end

@@ -5,7 +5,7 @@ the number of lost messages, not on the size of the store. An entry is evidence 
 is missing in the log, and it points between the neighbouring messages of its queue.
 
 If a broker skipped queue offsets (consumequeue.md §4), it wrote the entries of all later messages
-as many positions too early in the queue. These entries do not contradict the log.
+too early in the queue, by the number of skipped offsets. These entries do not contradict the log.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RowColumns:
             yield from _rows(key, *columns)
 
     def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
-        """Return the keys of the queues, and four arrays sorted by physical offset: index of the
+        """Return the keys of the queues, and four arrays sorted by physical offset: number of the
         entry's key, queue offset, physical offset, size.
         """
         keys = list(dict.fromkeys(key for key, *_ in self.parts))

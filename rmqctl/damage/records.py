@@ -80,8 +80,8 @@ class Records:
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
         """Return the part number, the decoded record (None if invalid) and the raw bytes at a
-        physical offset. ``size``: size of the record, None: as in its size field.
-        Raises: StoreIOError.
+        physical offset. ``size``: size of the record; None: use its size field. Raises:
+        StoreIOError.
         """
         number = self._number(physical)
         if number is None:
@@ -163,11 +163,11 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record with a wrong physicalOffset was probably written at another offset.
-    Otherwise the field is damaged.
+    """Return whether a record with a wrong physicalOffset was probably written to the wrong place.
+    Otherwise its physicalOffset is damaged.
 
-    The field counts as damaged if one bit of it differs, unless the difference is a multiple of the
-    file size, as in a stale record from an earlier use of the file.
+    The physicalOffset counts as damaged if only one bit of it differs, unless the difference is a
+    multiple of the file size, as in a stale record from an earlier use of the file.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)

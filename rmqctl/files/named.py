@@ -1,4 +1,4 @@
-"""Files that the user named: when a link at such a path is followed.
+"""Files that the user named, and the rules by which links at their paths are followed.
 
 Complete files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
 write through a link. Other writers follow a link only if no other user can have created it.
@@ -17,9 +17,9 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
-    """Raise RefusedError if a link is in a folder to which other users may write. The link may be
-    ``path`` (if ``itself``), or a parent folder of ``path`` in a folder to which everybody may
-    write.
+    """Raise RefusedError if another user may have created a link: ``path`` is a link in a folder to
+    which other users may write (checked if ``itself``), or a parent folder of ``path`` is a link in
+    a folder to which everybody may write.
 
     Raises: StoreIOError too.
     """

@@ -85,8 +85,8 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """Add ``count`` messages of one host, whose times are possible and within half a year.
-        ``heads``: the rows of the first two and the last two messages.
+        """Add ``count`` messages of one host, whose times are possible and differ by less than half
+        a year. ``heads``: the rows of the first two and the last two messages.
         """
         if count < _ENDS:
             self._join(heads[[0, 1, 3][:count]])
@@ -189,8 +189,8 @@ def undecodable(batch: Batch) -> Array:
 def bad_numbers(batch: Batch, generation: int,
                 properties: text.PropertySegments | None = None) -> Array:
     """Return the row numbers of records with a non-numeric value in a numeric property: a broker
-    refuses them and truncates the log there. ``properties``: the batch's, if already parsed. spec:
-    commitlog.md §9.
+    refuses them and truncates the log there. ``properties``: the properties of the batch, if they
+    are already parsed. spec: commitlog.md §9.
     """
     scheduled = text.topics(batch).equal(_SCHEDULE)
     properties = properties or text.PropertySegments(batch)

@@ -17,8 +17,8 @@ total length.
 class Damage:
     """Skipped bytes of the log: ``spans`` are the first ones (physical offsets).
 
-    An intact record with a wrong body CRC is a span too. ``undecided``: intact records in the
-    skipped bytes that may be messages.
+    An otherwise intact record with a wrong body CRC is a span too. ``undecided``: intact records in
+    the skipped bytes that may be messages.
     """
 
     most: ClassVar[int] = MAX_SPANS

@@ -30,7 +30,7 @@ _MIN_CELL = 64
 
 
 class Timeline:
-    """Messages and their bytes by store time, in steps of ``step`` ms: at most `MAX_STEPS`.
+    """Numbers of messages and bytes by store time, in at most `MAX_STEPS` steps of ``step`` ms.
 
     ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: the
     number of messages with a time before brokers existed or after 2099, which are not counted in
@@ -80,9 +80,9 @@ class Timeline:
 
 
 class LogProfile:
-    """A log from physical offset ``start`` to ``end``: ``times``, ``queues`` (sums by topic and
-    queue id), and ``cells``: number of bytes (int64) of each of the `KINDS` in each cell of
-    ``cell`` bytes.
+    """Profile of a log from physical offset ``start`` to ``end``. ``times``: sums by store time;
+    ``queues``: sums by topic and queue id; ``cells``: number of bytes (int64) of each of the
+    `KINDS` in each cell of ``cell`` bytes.
 
     Messages that fail a checksum are damage.
     """

@@ -176,8 +176,8 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of intact records in ``[start, end)`` that cannot be proven: they have
-    no body, and so no CRC, and damage follows them.
+    """Yield (position, size) of records in ``[start, end)`` that look intact but cannot be proven:
+    they have no body, and so no CRC, and damage follows them.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):

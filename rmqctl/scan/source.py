@@ -89,8 +89,8 @@ class Witness(Protocol):
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
                      sizes: Array) -> Array:
         """Return a boolean array with the result of `confirms` for many records of one queue: their
-        queue offsets, physical offsets and sizes. False may also mean that `confirms` has to be
-        called.
+        queue offsets, physical offsets and sizes. False may also mean that the result is unknown
+        and `confirms` has to be called for the record.
         """
         ...
 

@@ -3,7 +3,8 @@
 it.
 
 Each column is an Arrow field with a comment (meaning and unit, when it is null). Every column is
-nullable in type, because query engines see it so; a value is null only where its comment says when.
+nullable in type, because query engines treat all columns so; a value is null only where its comment
+says when.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from rmqctl.parse_values import is_url
 
 @contextmanager
 def uploaded(target: str) -> Iterator[str]:
-    """Yield the path for writing a new file or folder: ``target``, or for a URL a path in a
-    temporary folder, whose files are uploaded at the end, the top-level ones last.
+    """Yield the path for writing a new file or folder: ``target`` or, if ``target`` is a URL, a
+    path in a temporary folder. At the end, the files in this folder are uploaded, the top-level
+    files last.
 
     Raises: RefusedError if the URL already exists, StoreIOError.
     """

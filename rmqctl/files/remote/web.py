@@ -1,9 +1,9 @@
 """Web servers: names in pages that list folders, and ranges of files; ranges of objects in S3.
 
 The driver accepts all links of a page as names, and any answer of a server to a range request, even
-the entire file. Here a link must be the name of an entry of the listed folder, and a response must
-be the requested range of the listed file. A response that identifies its object saves a second
-request.
+the entire file. This module requires that a link is the name of an entry of the listed folder, and
+that a response is the requested range of the listed file. A response that identifies its object
+saves a second request.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ rules excludes:
   (`rmqctl.scan.damage.slots`).
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,
-or part of the damaged record's body. If the log ends closer than the largest record's length, the
-record may have been torn there, and everything after the damage is undecided.
+or part of the damaged record's body. If the distance to the end of the log is less than the size of
+the largest record, the damaged record may have been torn there, and everything after the damage is
+undecided.
 
 The frames of a file are read once for all damage in the file.
 """

@@ -1,9 +1,10 @@
 """Evidence of consume queues and the index for and against adjacent records.
 
 A page that was never written to disk keeps its earlier content. If the log was truncated and
-written again there, the earlier content is intact records at their own offsets, with correct CRCs,
-of messages that no longer exist. Entries point to other offsets, or to other messages at the same
-offset. `rmqctl.scan.damage.stale` decides where to search for such records.
+written again there, the earlier content consists of intact records, at their own offsets and with
+correct CRCs, of messages that no longer exist. The entries of the current messages point to other
+offsets, or contradict such a record at its offset. `rmqctl.scan.damage.stale` decides where to
+search for such records.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Return whether an entry for the record's offset has its size, apart from at most one
-        flipped bit; None if no entry has that offset.
+        """Return whether an entry that points to the record's offset has the record's size, except
+        for at most one flipped bit; None if no entry has that offset.
         """
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None

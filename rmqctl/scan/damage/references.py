@@ -90,8 +90,8 @@ class References:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Return whether the record at a position has the size in a consume queue entry for it, or
-        a key that the index contains for it.
+        """Return whether entries confirm the record at a position: a consume queue entry that
+        points to the position has its size, or the index contains one of its keys for the position.
         """
         size = located_size(self._source, at)
         if size is None:

@@ -186,8 +186,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the total number of missing messages. The number of each queue is the
-    one at the queue's first frame among this frame and all later frames.
+    """Return, for each frame, the sum of the missing messages of all queues. Each queue contributes
+    the number at its first frame that is not before the given frame.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]

@@ -1,7 +1,7 @@
 """The ends of records: topic and properties, read backwards from the last byte.
 
 A body is followed by the topic length, the topic, the properties length and the properties. If a
-record's own lengths are damaged, these fields show whether it may end at a position.
+record's own lengths are damaged, these fields show whether the record may end at a position.
 """
 
 from __future__ import annotations
