@@ -279,8 +279,8 @@ def end_of(store: Store, point: Point, newest: Point) -> int:
 
 
 def end_at(store: Store, until: int, end: int) -> int:
-    """Return the physical offset of the first message that was stored after the time ``until``; the
-    end of the log, ``end``, if no message was.
+    """Return the physical offset of the first message that was stored after the time ``until``;
+    ``end``, the end of the log, if no such message exists.
     """
     log = store.log
     for file in reversed(log.files):

@@ -90,8 +90,9 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the number of the file at which recovery begins, and the reason. It is the last file
-    whose first entry matches the index, from the third-last file backwards, or the first file.
+    """Return the number of the file at which recovery begins, and the reason. Searched backwards
+    from the third-last file, it is the nearest file whose first entry matches the index; the first
+    file if no entry matches.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)

@@ -70,14 +70,14 @@ def require_proven(store: Store) -> None:
 
 def _is_told(sizes: Sizes) -> bool:
     """Return whether an option or the configuration file determines the form. A given size of queue
-    files determines it too.
+    files also determines the form.
     """
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)
 
 
 def refuse_other(store: Store, form: QueueForm | None) -> None:
-    """Raise UsageError if the queues of a store are in another form than the given one."""
+    """Raise UsageError if the queues of a store are not in the given form."""
     if form is None:
         return
     has = store.layout.consumequeue

@@ -96,7 +96,7 @@ def refuse_own_links(root: str) -> None:
     """Raise RefusedError if a path that only rmqctl writes is a link: ``.rmqctl`` in ``root``, an
     entry of ``.rmqctl``, a repair's folder, a file or folder of a repair.
 
-    Raises: StoreIOError too.
+    Raises: StoreIOError.
     """
     own = os.path.join(root, STAGING)
     if os.path.islink(own):
@@ -127,7 +127,7 @@ def _names(folder: str) -> list[str]:
 
 def give_to_owner_of(folder: str, created: int | str) -> None:
     """Give a new file or folder to the owner of the folder that contains it: a broker that runs as
-    another user than the administrator must be able to write to it. `created` is a descriptor of a
+    a user other than the administrator must be able to write to it. `created` is a descriptor of a
     new file, or a path.
     """
     if os.geteuid() != 0:

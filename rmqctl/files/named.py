@@ -21,7 +21,7 @@ def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
     which other users may write (checked if ``itself``), or a parent folder of ``path`` is a link in
     a folder to which everybody may write.
 
-    Raises: StoreIOError too.
+    Raises: StoreIOError.
     """
     name, others = os.path.abspath(path), _OTHERS
     if not itself:

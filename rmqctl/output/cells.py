@@ -266,8 +266,8 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head_of(word: str, room: int) -> str:
-    """Return the longest start of a word that fits into ``room`` columns, at least one character.
-    If the second half of it contains a slash, the result ends after the slash.
+    """Return the longest prefix of a word that fits into ``room`` columns, at least one character.
+    If the second half of the prefix contains a slash, the result ends after the slash.
     """
     fits = 1
     while fits < len(word) and display_width(word[: fits + 1]) <= room:

@@ -25,7 +25,7 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 class _RecordLines:
     """Receives the records of a csv writer, and ends each of them with a single line feed.
 
-    The writer must use CR LF, because only then it quotes a carriage return within a field.
+    The writer must use CR LF, because it quotes a carriage return within a field only in this case.
     """
 
     def __init__(self) -> None:

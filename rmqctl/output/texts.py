@@ -26,8 +26,8 @@ _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
 """Separators between texts that were joined."""
 _SPECIFIC, _BEGINNING = 24, 12
 _START = 20
-"""Number of characters that are added to the length of a template that does not begin with a value
-when templates are ranked (see `Texts._templates`).
+"""Number of characters that the ranking of templates adds to the length of a template that does not
+begin with a value (see `Texts._templates`).
 """
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
 """A blank between two East Asian characters, to be removed: it remains where a translation has
@@ -110,8 +110,8 @@ class TextCatalog(Catalog):
         return None
 
     def _by_parts(self, text: str) -> str | None:
-        """Translate a text that was joined from several texts: each of them by its own template,
-        where there is one. None if nothing was translated.
+        """Translate a text that was joined from several texts, each by the template that it
+        matches, if any. Return None if nothing was translated.
         """
         if sum(map(text.count, _JOINTS)) > _MAX_JOINTS:
             return None
@@ -132,7 +132,7 @@ class TextCatalog(Catalog):
     @cached_property
     def _templates(self) -> list[_Template]:
         """Return the templates with values, the most specific first. A template is more specific if
-        it has more text and does not begin with a value.
+        it has more text, and also if it does not begin with a value.
         """
         templates = []
         for key in self:

@@ -60,7 +60,7 @@ class LightQueues:
     message's own queue id, and counts the offsets of each id separately. A store may have been used
     by both.
 
-    ``own``: light queues that have files under another id than 0. ``own_ids``: whether a message's
+    ``own``: light queues that have files under an id other than 0. ``own_ids``: whether a message's
     own queue id counts if neither files nor entries show the id. ``rows_optional``: whether a
     broker may have assigned queue offsets without ever writing entries (5.x with enableLmq alone).
     ``switched``: whether a broker may have omitted the entries at some times and written them at

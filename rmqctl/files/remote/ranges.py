@@ -35,8 +35,8 @@ _SINGLE = 1 << 10
 _MAX_KEPT = 32 << 20
 """Maximum size in bytes of all cached ranges."""
 _FEW = 2
-"""Number of queues whose ends are determined one by one before the ends of all other queues are
-requested together; the same number for reading small files.
+"""Number of queues whose ends are determined one by one; after that, the ends of all other queues
+are requested together. The same number applies to small files that are read.
 """
 _NO_END = 1 << 62
 _TRIES = 4

@@ -114,8 +114,8 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 def clock_went_back(time: Any, behind: Any) -> Any:
     """Return whether a message's store time is half a year or more after the store time of the next
-    message: the clock was ahead, or is now late. A clock that was never set is reported as `EARLY`
-    instead.
+    message: the clock was ahead before, or slow afterwards. A clock that was never set is reported
+    as `EARLY` instead.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 

@@ -133,7 +133,7 @@ MAX_SLOT_ITEMS = 1024
 
 class TieredIndexShape(NamedTuple):
     """The two numbers that determine the layout of a file; neither is stored in the file. ``old``:
-    5.1.x.
+    whether the file is from 5.1.x.
 
     Items of the open form are numbered from 1 (5.1.x: from 0); number 0 is never used (≥ 5.2.0).
     """

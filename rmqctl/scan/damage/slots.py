@@ -9,7 +9,7 @@ on messages outside the range.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
 among the messages right before the range and right after it, and if the missing messages fit into
-the range: a flipped bit, or a log with removed messages (compaction), proves nothing. A batch of
+the range. So a flipped bit, or a log with removed messages (compaction), proves nothing. A batch of
 messages uses as many offsets as its sender chooses, so topics with batches do not count. Prepared
 messages and rollbacks have no offset. A message uses one offset of its own topic, and further
 offsets only in light message queues (LMQ), which do not count either.
