@@ -66,7 +66,9 @@ _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
 _MAX_SHOWN, _MAX_WIDTH = 10, 80
-"""Maximum number of messages, and of characters of a value, that a notebook shows."""
+"""``_MAX_SHOWN``: maximum number of messages that a notebook shows; ``_MAX_WIDTH``: maximum number
+of characters that it shows of a value.
+"""
 Time = datetime | int | str
 
 

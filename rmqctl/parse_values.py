@@ -37,7 +37,9 @@ _LONG_MAX_TEXT = str(_LONG_MAX)
 """The value with which mqadmin indicates a time range without an end (``Long.MAX_VALUE``)."""
 _DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
 _SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
-"""Numbers of digits of epoch seconds and milliseconds between September 2001 and the year 2286."""
+"""``_SECONDS_DIGITS``, ``_MILLIS_DIGITS``: number of digits of epoch seconds and of epoch
+milliseconds, from September 2001 to the year 2286.
+"""
 
 
 def ungrouped(text: str) -> str:

@@ -227,9 +227,9 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
     the copies of all earlier files are complete, even after a run was killed. Copied entries at the
     end of a file that are zeros in the store now are kept and added to ``lost``.
 
-    Return whether the copy belongs to another queue, for example because the topic was deleted and
-    created again. In this case all entries are compared, and copies of files that the store does
-    not have are removed.
+    Return whether the copy is that of a different queue, for example because the topic was deleted
+    and created again. In this case all entries are compared, and copies of files that the store
+    does not have are removed.
     """
     if not files:
         return False

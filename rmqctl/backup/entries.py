@@ -43,7 +43,9 @@ _STRETCH, _PIECE = 1 << 20, 4 << 20
 of a piece.
 """
 _PIECES = 256
-"""Number of pieces after which a new file is started: a point lists only few pieces per file."""
+"""Number of pieces after which a new file is started, because a point lists only a few pieces per
+file.
+"""
 _LARGEST = 1 << 31
 _MAX_ENDS = 1 << 28
 

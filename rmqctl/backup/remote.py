@@ -63,7 +63,9 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
-"""Maximum size in bytes of a piece of the log, and of a piece of another file."""
+"""``PIECE``: maximum size in bytes of a piece of the log; ``_SMALL_PIECE``: maximum size of a piece
+of any other file.
+"""
 _AT_ONCE = 2
 """Maximum number of pieces of the log that are uploaded at the same time."""
 _COMPARED = 64 << 10

@@ -2,8 +2,8 @@
 
 A broker of 5.2.0 or later keeps consume queues in files or in RocksDB (``storeType``), and its
 configuration in the same form, so in a store without queues the configuration indicates the form. A
-broker that uses the other form finds no queue, and after a clean stop it does not dispatch all
-messages again.
+broker that uses the other form would find no queue, and after a clean stop it would not dispatch
+all messages again.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ _LEFT, _ZEROS = 64 << 20, 16
 unpacked zeros, as a multiple of the free space.
 """
 _ZIP_HEADER = struct.Struct("<26xHH")
-"""Lengths of the name and of the extra field that precede the data of a zip member."""
+"""Part of the header of a zip member: the lengths of the name and of the extra field, which precede
+the data.
+"""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
            zlib.error, gzip.BadGzipFile, ValueError, struct.error)
 

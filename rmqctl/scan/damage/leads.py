@@ -100,9 +100,9 @@ class Leads:
         The following is not enough: one damaged entry, one record with damaged keys, or any number
         of entries that point elsewhere (as in a damaged page of a consume queue) while nothing else
         contradicts the records. ``besides``: number of other facts against the records. Index keys
-        missing for several records may have one cause, and count once. A missing consume queue
-        entry also counts once, but only for a record at whose offset another entry points to a
-        record of another size, since brokers skip records after damage.
+        that are missing for several records count once, since they may have one cause. Missing
+        consume queue entries also count once, but only if another entry points to the record's
+        offset with another size; otherwise, a broker may have skipped the record after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)

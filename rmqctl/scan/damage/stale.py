@@ -149,7 +149,7 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 
 class Beside:
-    """Removes stale records from the batches of one scan, each of which contains damage only at its
+    """Removes stale records from the batches of one scan. A batch may contain damage only at its
     end. Stale records become damage, and unclear records become undecided. The same applies to
     stale records at file borders that leave no damage (`amid`).
     """
