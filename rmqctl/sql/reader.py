@@ -159,8 +159,8 @@ def still_there(file: StoreFile) -> None:
 
 @dataclass(slots=True)
 class Holes:
-    """Reports ranges of a log file without messages to ``lost``: damage at once, zeros only if
-    other data follows them.
+    """Reports the ranges of a log file that contain no messages, by calling ``lost``. Damage is
+    reported at once, zeros only when other data follows them.
     """
 
     path: str

@@ -32,8 +32,8 @@ from rmqctl.store.queue.consume_queue import FileQueue
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
 """Distances in bytes before the cut at which the search for an anchor starts, in this order."""
 MAX_WALK = 32 << 20
-"""Maximum cut position (bytes) for which a file is always walked from its start if no entry proves
-an anchor.
+"""If no entry proves an anchor, a file is always walked from its start for cuts up to this position
+(bytes).
 """
 _AGREEING = 3
 _CHECKS = 24
@@ -169,10 +169,11 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     if not last:
         seam = seams.at(end)
         if walk.position != seam:
-            raise StoreIOError(f"{source.name}: the byte range {start} to {end} ends at "
-                               f"{walk.position}, but the next one begins at {seam}: a message "
-                               "body contains a record, or the file was changed; pass the option "
-                               "splitSize=0 to read the file in one piece")
+            raise StoreIOError(f"{source.name}: the frames of the byte range {start} to {end} "
+                               f"end at {walk.position}, but those of the next range begin at "
+                               f"{seam}: a message body contains a record, or the file was "
+                               "changed; pass the option splitSize=0 to read the file in one "
+                               "piece")
     elif walk.position < source.size:
         yield zeros(source.base + walk.position, source.size - walk.position)
 

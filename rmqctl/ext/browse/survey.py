@@ -33,8 +33,8 @@ _SAMPLES = 480
 _WINDOW = 64 << 10
 """Maximum number of bytes that are searched for a record after each sampled position."""
 _CROWD, _FAR = 0.01, 12
-"""Share of samples that are ignored at each end of the time axis, and the factor by which this must
-at least shorten the axis.
+"""`_CROWD`: share of the samples that may be ignored at each end of the time axis. `_FAR`: they are
+ignored only if this makes the axis shorter by more than this factor.
 """
 BARS = " ▁▂▃▄▅▆▇█"
 UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"

@@ -311,8 +311,8 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells as one line. For damage, a text replaces the cells that it does not
-    have.
+    """Return a row's cells as one line. A row of damage has only some cells; a text takes the place
+    of the others.
     """
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):

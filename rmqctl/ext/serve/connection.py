@@ -34,8 +34,8 @@ _FIRST_READ = 64 << 10
 start a frame at once.
 """
 _MAX_BUFFERS = 512
-"""Number of buffers of collected responses at which they are sent. The last response may add as
-many buffers again (IOV_MAX is 1024).
+"""Collected responses are sent when they consist of this many buffers. The last response may add
+almost as many, and a system call accepts at most 1024 buffers (IOV_MAX).
 """
 
 

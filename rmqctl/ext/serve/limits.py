@@ -26,7 +26,9 @@ place for another connection. (Clients send a heartbeat every 30 s.)
 _IPV6_HOST = 64
 """Number of low bits of an IPv6 address that a client can usually choose freely."""
 _SCARCE = 0.75
-"""The used share of a quota above which each address may use at most an equal share."""
+"""If more than this part of a quota is used, each address may use at most an equal share of the
+quota.
+"""
 _SOME = 8
 """The part of a limit (one eighth) that is freed when it is reached, so that it is not reached
 again at once.
@@ -94,8 +96,8 @@ class Holder(Protocol):
 
 @dataclass(eq=False)
 class Shared:
-    """The number of bytes, such as of unread responses, that all connections hold. ``part``: see
-    `Limits`.
+    """The number of bytes of one kind, such as unread responses, that all connections hold.
+    ``part``: see `Limits`.
     """
 
     limit: int
@@ -156,11 +158,13 @@ class AddressConnections:
         """Give a place to a new connection. Return False if this is impossible.
 
         If the newcomer's address has reached its share, an idle connection of this address is
-        closed to free its place. If all places are taken, another connection is closed: an idle
-        connection, of an address with at least as many connections as the newcomer's address (the
-        address with the most connections first); without such a connection, the connection of the
-        busiest address that has been silent for the longest time, provided that this address has
-        clearly more connections or the silence is long.
+        closed to free its place. If all places are taken, an idle connection is closed that belongs
+        to an address with at least as many connections as the newcomer's address; addresses with
+        more connections come first.
+
+        If no such connection is idle, the address with the most connections loses the one that has
+        been silent for the longest time. This requires that the address has clearly more
+        connections than the newcomer's address, or that it has no fewer and the silence is long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -225,8 +229,8 @@ class Quota:
 
     def has_room(self, host: str, weight: int = 1) -> bool:
         """Return whether an address may add ``weight`` to its use of the quota. If the quota is
-        nearly used up, only an address below its share may do so, and one share is kept free for a
-        new address.
+        nearly used up, each address may use at most an equal share, and one share is kept free for
+        a new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

@@ -34,8 +34,8 @@ _WINDOW, _MAX_WINDOWS = 16 << 20, 16
 total).
 """
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Minimum number of entries per mapped window for which mapping is faster than a read for each
-entry; and the number of entries to read without mapping once mapping was slower.
+"""Mapping counts as slower than a read for each entry if fewer than `_ROWS_PER_WINDOW` entries were
+read per window. Then the next `_ROWS_UNMAPPED` entries are read without mapping.
 """
 
 
@@ -75,8 +75,9 @@ class LogReader:
         is first.
         """
         self._given_up = self._rows = self._unmapped = 0
-        """Number of windows released, number of entries read in the meantime, and number of entries
-        that are still to be read without mapping.
+        """Number of windows released and number of mapped entries read, both since the last check
+        of whether mapping is faster; and number of entries that are still to be read without
+        mapping.
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:
@@ -95,8 +96,8 @@ class LogReader:
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
         """Read and check the records at several physical offsets (int64) together. Return their
-        bytes, joined in the given order; and, in these bytes, the start of each record and the end
-        of the last one (int64). A record that cannot be served has no bytes.
+        bytes, joined in the given order, and positions in these bytes (int64): the start of each
+        record, then the end of the last record. A record that cannot be served has no bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))

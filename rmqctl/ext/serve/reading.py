@@ -253,9 +253,9 @@ class StoredQueue:
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, QueuePage]:
-        """Return the page that contains the entry at ``offset``, and the queue offset of its first
-        entry. If no such page is in memory, read a page that starts at ``offset``. The page is
-        empty if files are missing at this offset.
+        """Return the page that contains the entry at ``offset``, and the queue offset of the page's
+        first entry. If no such page is in memory, read a page that starts at ``offset``. The page
+        is empty if files are missing at this offset.
         """
         place = bisect_right(self._starts, offset)
         if place:

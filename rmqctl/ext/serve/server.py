@@ -56,8 +56,8 @@ class Server:
     proxy: Proxy | None = None
     """The gRPC service for 5.x clients, if enabled."""
     fast: Address | None = None
-    """A second address of the first broker, for old clients: two ports below the first address. It
-    is only used if this port is free (spec: remoting.md §1.5).
+    """A second address of the first broker, for old clients: the port number is lower by 2 than
+    that of the first address. It is only used if the port is free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
     """Callback, called once a second and at the end."""
@@ -80,8 +80,8 @@ class Server:
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """The thread that writes consumer offsets; a single thread, so that no two writes overlap."""
     _resident: int = 0
-    """The lowest memory use of the process so far, in bytes. It shows how much memory gRPC, whose
-    memory is not counted elsewhere, has taken since.
+    """The lowest memory use of the process so far, in bytes. The increase since then shows how much
+    memory gRPC has taken, which is not counted elsewhere.
     """
     _problem: str | None = None
     """The last problem reported, so that a persistent problem is reported only once."""

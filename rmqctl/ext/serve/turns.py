@@ -32,8 +32,8 @@ delay the connection's next turn much.
 ROUND_BYTES = 1 << 20
 """Maximum bytes of large frames received before the event loop handles other data."""
 _READERS = 4
-"""Maximum number of connections that are read in a round to receive large frames; up to 256 KiB
-each.
+"""Maximum number of connections from which large frames are received in one round. At most 256 KiB
+are read from each.
 """
 _PATIENCE = 4
 """Factor by which a turn's waiting time (virtual) is longer than the turn's expected length."""
@@ -296,8 +296,8 @@ class Intake:
             self._soon(self._round)
 
     def _round(self) -> None:
-        """Read once from each of a few connections; a connection then waits again if others wait
-        too.
+        """Read once from each of a few connections. After this, a connection waits for its next
+        turn if other connections wait.
         """
         self._came, self._begins_soon = 0, False
         for _ in range(_READERS):

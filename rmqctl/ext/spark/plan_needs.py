@@ -28,9 +28,9 @@ _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _IN_MS = "unix_millis(store_timestamp)"
 _LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
            "physical_offset": ("startPhy", "endPhy", 1, 1)}
-"""For each column: option for the least value, option for the greatest value, number to add to the
-greatest value, and number of units of a literal in one unit of the option (Spark's times are in
-µs).
+"""For each column: the option for the least value, the option for the greatest value, the number to
+add to the greatest value, and the factor by which a literal is larger than the option's value (1000
+for Spark's times, which are in µs).
 """
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
@@ -204,8 +204,8 @@ def _text(wanted: Any, *, moment: bool) -> str:
 
 
 def _moment(millis: int) -> str:
-    """Return a time in ISO-8601 form; "" if it is out of range. A number would not be suitable: its
-    unit depends on the number of digits.
+    """Return a time as ISO-8601 text; "" if it is out of range. An option also accepts a time as a
+    number, but the unit of such a number depends on how many digits it has.
     """
     try:
         return datetime.fromtimestamp(millis // 1000, UTC).replace(

@@ -203,9 +203,9 @@ def weight(task: Any) -> int:
 def packed(weights: Sequence[int], jobs: int) -> list[range]:
     """Divide the tasks into ranges of consecutive tasks; each range becomes one Spark task.
 
-    A range ends when it has `MIN_SIZE` bytes, or less if that gives fewer than four ranges for each
-    of ``jobs``. Larger ranges save time, because starting a Spark task takes as long as reading
-    megabytes.
+    A range ends when it has `MIN_SIZE` bytes. This size is smaller if there would otherwise be
+    fewer than four ranges for each of ``jobs``. Larger ranges save time, because starting a Spark
+    task takes as long as reading megabytes.
     """
     enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0

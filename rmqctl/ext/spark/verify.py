@@ -20,8 +20,8 @@ from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
 MAX_TASK = 256 << 20
-"""Maximum size in bytes of the log of a store that is verified in one task, if there are several
-stores.
+"""If several stores are verified, each store whose log has at most this many bytes is verified in a
+single task.
 """
 
 

@@ -23,14 +23,14 @@ ANCHORS = "records"
 """The field of an entry that contains the records: lists of physical offset, size and digest."""
 _MAX_READ = 16 << 20
 _MAX_ANCHORS = 4
-"""Maximum number of records of an entry that are checked, although only two are written."""
+"""Maximum number of records that are checked for an entry; the server itself writes only two."""
 Anchor = list[int | str]
 
 
 def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
     """Return the records that identify a log, each as [physical offset, size, digest]; none if the
-    log is empty or cannot be read. The first record of ``earlier``, an earlier result, is kept
-    while its log file exists.
+    log is empty or cannot be read. ``earlier``: an earlier result; its first record is kept if the
+    log file with this record still exists.
     """
     anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
     first = None if anchors else first_record(log)

@@ -23,7 +23,7 @@ _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 _FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
          "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
          "CONSUME_FROM_TIMESTAMP")
-"""The names of enum values, in the order of the numbers that C++ clients send instead."""
+"""The names of enum values, in the order of the numbers that C++ clients send instead of names."""
 
 
 class Peer(Protocol):

@@ -73,8 +73,8 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
     """Return a group's consumer offset; if it does not exist, the offset from which the group
-    starts. Return None if a broker would let the client choose where to start; this includes queues
-    that start at 0 if ``zero`` is False.
+    starts. Return None if a broker would let the client choose where to start. With ``zero`` False,
+    this is also the case for a queue that still has its first message.
     Raises: Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)

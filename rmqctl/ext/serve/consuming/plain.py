@@ -68,8 +68,8 @@ class PlainPulls:
         self._form = _form()
 
     def take_all(self, client: ConsumerConnection, frames: FrameReader, late: float) -> bool:
-        """Answer plain pulls in ``frames`` until another request follows, or until ``late``
-        (monotonic seconds). Return whether any pull was answered.
+        """Answer the plain pulls at the start of ``frames``, up to the first request of another
+        kind, or until ``late`` (monotonic seconds). Return whether any pull was answered.
         """
         broker = self._broker
         if self._kernel is None or broker.cluster.access.secrets:

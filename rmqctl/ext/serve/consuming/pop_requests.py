@@ -154,8 +154,8 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Wait until the request expires. If the request is the first in its line, check earlier,
-        when a message may become visible again.
+        """Schedule the next check for messages: when the request expires, or, for the first request
+        in its line, earlier if a message may become visible again before that.
         """
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):

@@ -33,8 +33,8 @@ MAX_QUEUES = 100_000
 MAX_BYTES = 4 << 20
 """Maximum bytes of messages in one delivery; the first message may be larger."""
 RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
-"""Seconds by which the invisible time of a connected client's message is extended each time, and
-maximum seconds since delivery for which it is extended.
+"""`RENEWED_S`: seconds by which the invisible time of a message is extended, repeatedly, while its
+client is connected. `MAX_RENEWAL_S`: seconds after delivery at which this ends.
 """
 TURN_S = 0.02
 """Maximum seconds for searching queues, before other clients are served again."""
@@ -101,8 +101,8 @@ class PopRequest:
     invisible time in seconds; ``owner``: see `InFlight`; ``queue_id``: the queue to read, or
     `ANY_QUEUE`; ``latest``: let a group without a consumer offset start with new messages, unless
     `Broker.start` decides. ``attempt``: name of an attempt to get messages in order. If a request
-    has the name of the latest attempt, its response was lost: the same messages are delivered again
-    at once.
+    has the name of the latest attempt, the response to that attempt was lost: the same messages are
+    delivered again at once.
     """
 
     most: int
@@ -141,8 +141,8 @@ class GroupDeliveries:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """Return all queues of the topic, or only the wanted queue; and all queues of its retry
-        topics.
+        """Return the queues of the topic and of its retry topics. If a queue is ``wanted``, the
+        topic's other queues are omitted, but not those of its retry topics.
         """
         topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
@@ -267,8 +267,8 @@ class GroupDeliveries:
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
                   ) -> Iterator[DeliveredMessage]:
-        """Yield the unacknowledged messages of a queue, in order; nothing if one of them is still
-        invisible and the request does not repeat the latest attempt.
+        """Yield the unacknowledged messages of a queue, in order. Yield nothing if one of them is
+        still invisible, unless the request repeats the latest attempt.
         """
         now = time.monotonic()
         is_same = _is_same(queue, wish.attempt)
@@ -456,8 +456,8 @@ class Pops:
         self._kept = 0
 
     def of(self, group: str, topic: str) -> GroupDeliveries:
-        """Return the deliveries of a topic to a group; do not keep a reference to them across
-        turns.
+        """Return the deliveries of a topic to a group. The caller must not keep a reference to them
+        after its turn, because they may be replaced.
         """
         popped = self._all.get((group, topic))
         if popped is None:
@@ -472,9 +472,9 @@ class Pops:
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:
-        """Return whether one more message may be delivered. To make space, forget the messages in
-        flight of groups that have not requested messages for the longest time and whose invisible
-        times are over.
+        """Return whether one more message may be delivered. If there are too many messages in
+        flight, forget those of the group whose last request is the oldest, but only if all their
+        invisible times are over; repeat this until there is space.
         """
         while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))

@@ -100,8 +100,8 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put a record into a random queue, one of the topic's first ``queues``; a record with a delay
-    level goes into the schedule topic.
+    """Put a record into a random one of the topic's first ``queues`` queues; a record with a delay
+    level goes into the schedule topic first.
     """
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,

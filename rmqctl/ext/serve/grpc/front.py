@@ -47,8 +47,8 @@ read.
 _CALLS_AT_ONCE = 16
 """Maximum number of calls that were forwarded but have not started."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""Number of checks, without any call starting, after which calls are considered gone; and seconds
-between two checks. (A call that was reset never starts.)
+"""If no call has started at `_LOOKS` checks, which are `_LOOK_S` seconds apart, the calls that were
+forwarded but have not started are considered gone. (A call that was reset never starts.)
 """
 _END_S = 0.02
 """Seconds between closing two connections to the core that have open calls."""
@@ -464,8 +464,8 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """Return the position up to which the frame at ``at`` (or the header of several frames) may
-        be forwarded; ``at`` if it cannot be forwarded yet.
+        """Return the position up to which the frames at ``at`` may be forwarded: one frame, or a
+        header with all its frames; ``at`` if they cannot be forwarded yet.
         Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
@@ -532,9 +532,10 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Find the client's acknowledgement of the core's settings after a header, and move it
-        before the header: the core limits the size of headers only after this acknowledgement.
-        Return the position of the end of the frames that may be forwarded.
+        """Find the client's acknowledgement of the core's settings in the frames after the header
+        at ``at``, and move it before this header, because the core limits the size of headers only
+        once it has received the acknowledgement. Return the position of the end of the frames that
+        may be forwarded.
         Raises: FrameError.
         """
         place = max(end, at + self._scanned)

@@ -90,8 +90,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], ordered: str
            ) -> tuple[Broker, int]:
     """Return the broker and the queue id for a message. Messages of the same group (``ordered``)
-    always get the same queue; for others, brokers take turns, and the broker chooses the queue
-    (-1).
+    always get the same queue. Other messages go to each of the brokers in turn, and the queue id -1
+    lets the broker choose the queue.
     """
     if not ordered:
         endpoint.turn += 1

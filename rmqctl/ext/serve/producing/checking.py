@@ -190,9 +190,9 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Mark op messages as processed up to the first one that refers to a half message at or
-        after queue offset ``half``. Offsets after the end of the half queue are ignored: no broker
-        writes them.
+        """Mark as processed all op messages before the first one that refers to a half message at
+        or after the queue offset ``half``. References to offsets after the end of the half queue
+        are ignored, because no broker writes them.
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
@@ -244,7 +244,7 @@ class Checks:
     async def _put(self, renewed: list[_Renewed]) -> int | None:
         """Store the renewed messages, and ask their producers. Messages that can never be stored
         are skipped. Return the queue offset of the first message that must be stored later; None if
-        no message must.
+        no such message exists.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -269,8 +269,8 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Ask a connected member of the producer's group, each time another one; do nothing if no
-        member is connected.
+        """Ask a connected member of the producer's group for the outcome, each time a different
+        member. Do nothing if no member is connected.
         """
         # Choose a member of the producer group, starting with another one each time.
         text = renewed.message.properties

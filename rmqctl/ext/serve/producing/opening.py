@@ -98,11 +98,13 @@ def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: ServedStore, positions: Positions) -> None:
-    """Write the consumer offsets to ``config/consumerOffset.json``: the offsets in the store,
-    replaced by committed offsets, even if the server was started to ignore the offsets in the
-    store. If ``lmqConsumerOffset.json`` exists, write it too: brokers with ``enableLmq`` read this
-    file instead, with one offset for each light group. Another thread may call this function with a
-    snapshot.
+    """Write the consumer offsets to ``config/consumerOffset.json``: committed offsets, and the
+    offsets in the store for queues without a committed offset. The latter are kept even if the
+    server was started to ignore them.
+
+    If ``lmqConsumerOffset.json`` exists, write this file as well: brokers with ``enableLmq`` read
+    it instead. It contains a single offset for each light group. Another thread may call this
+    function with a snapshot.
     Raises: RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()

@@ -65,8 +65,8 @@ class PlainSends:
         self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: ProducerConnection, frames: FrameReader) -> bool:
-        """Store plain messages in ``frames`` until another request follows. Return whether any were
-        stored.
+        """Store the plain messages at the start of ``frames``, up to the first request of another
+        kind. Return whether any message was stored.
         """
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False

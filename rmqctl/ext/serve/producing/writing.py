@@ -38,8 +38,8 @@ from rmqctl.parse_values import now_ms
 
 _MAX_ROWS = 50_000
 _SETTLE_S = 2.0
-"""Maximum number of seconds for which entries are kept in memory only, and maximum number of such
-entries.
+"""Maximum number of entries that are kept in memory only, and maximum seconds until they are
+written to disk.
 """
 _MAX_PENDING = 64 << 20
 """Maximum bytes of messages that wait to be stored."""

@@ -86,8 +86,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """Return the configurations of all groups: configured groups, and groups with consumer offsets
-    or connected members, which a broker would create.
+    """Return the configurations of all groups. A group that has consumer offsets or connected
+    members, but no configuration, has default settings: a broker would create it with these.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -151,9 +151,9 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """Answer with settings as a broker on this store would have them: the store's settings are
-    determined from its files, the others are a broker's defaults (the tool `exportConfigs` needs
-    them).
+    """Answer with the settings that a broker on this store would have: settings of the store as
+    determined from its files, and a broker's defaults for all others. (The tool `exportConfigs`
+    requests them.)
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer

@@ -189,8 +189,9 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """Answer with the lowest consumer offset of all groups in each queue. For queues in which the
-    offset of the compared group is even lower, answer with the maximum integer.
+    """Answer with the lowest consumer offset in each queue of a topic, over all groups that
+    ``filterGroups`` does not exclude. If the consumer offset of ``compareGroup`` in a queue is even
+    lower, answer with the maximum integer for this queue.
     """
     wanted = call.fields
     left_out = set((wanted["filterGroups"] or "").split(","))

@@ -145,8 +145,8 @@ def _joined(some: list[Derived]) -> Derived:
 
 def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
-    """Return the columns of some messages (``which``: their numbers, ascending) and of their
-    entries in further queues (``further_rows``: numbers of the entries).
+    """Return the columns of a segment for some messages and for their entries in further queues.
+    ``which``: numbers of the messages, ascending; ``further_rows``: numbers of the entries.
     """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (
@@ -200,7 +200,9 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
 
 
 def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
-    """Return the texts that ``number`` uses, and the numbers changed to refer to these texts."""
+    """Return the texts to which the numbers (indexes into ``texts``) refer, and these numbers
+    converted to indexes into the returned texts.
+    """
     count = np.bincount(number, minlength=len(texts))
     used = np.flatnonzero(count)
     new: Array = np.zeros(len(texts), np.int64)

@@ -25,8 +25,8 @@ from rmqctl.scan.frames import Array
 
 MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
-"""Name of a placeholder for the previous index file: a file of which only the header is written,
-and which is deleted later.
+"""Name of a placeholder for the previous index file. Only its header is written, and it is deleted
+later.
 """
 
 Segment = tuple[Array, Array, Array, Array]
@@ -103,7 +103,8 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
     """Yield the task's segments, each with the physical offset and the store time of the entry
     before the task's first entry.
 
-    Messages without keys belong to the same task as the entry before them, or else the first entry.
+    A message without keys belongs to the task of the entry before it; without such an entry, to the
+    task of the first entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:
@@ -128,8 +129,8 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return the number of spools at the beginning that a task does not need, and the number of the
-    first entry after these spools. ``keys``: number of keys in each spool.
+    """Return how many of the first spools a task does not need, and the number of the first entry
+    after these spools. ``keys``: number of index keys in each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):

@@ -104,8 +104,8 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 
 def default_range_size(size: int, jobs: int) -> int:
-    """Return the number of bytes of the log that a task reads. Within limits, it gives each worker
-    several tasks.
+    """Return the number of bytes of the log that a task reads, so that each worker gets several
+    tasks, within limits for the size of a task.
     """
     per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
@@ -113,8 +113,8 @@ def default_range_size(size: int, jobs: int) -> int:
 
 
 class _Share:
-    """Progress of a rebuild in bytes: reading the log counts as the share `_READING` of them,
-    writing as the rest.
+    """Progress of a rebuild in bytes, from 0 to the size of the log. Reading the log accounts for
+    the share `_READING` of the progress, and writing the files for the rest.
     """
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:

@@ -49,8 +49,8 @@ spool.
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
     """Settings of all tasks of a rebuild. ``folder``: the folder below the scratch folder for
-    spools and the output of tasks. ``rows``, ``settings.message_index``: whether to rebuild the
-    consume queues, and the index.
+    spools and the output of tasks. ``rows``: whether to rebuild the consume queues;
+    ``settings.message_index``: whether to rebuild the index.
     """
 
     root: str

@@ -37,7 +37,7 @@ else:
                 self.max_bytes = max_bytes
 
         class SupportsTriggerAvailableNow:
-            """A stream that is told when a query reads only the data available now."""
+            """A stream that Spark notifies if a query reads only the data that is available now."""
 
 
 __all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "SupportsTriggerAvailableNow"]

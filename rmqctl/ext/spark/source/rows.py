@@ -159,7 +159,7 @@ class RecordRows:
             array = _cast(batch.column(name), pa.field(name, _TYPES[name]))
             if name in RECORDED and array.null_count:
                 raise RefusedError(f"a row has no {name}, which a recorded message needs (set "
-                                   "asRecorded to false to write all of them as new messages)")
+                                   "asRecorded to false to write all rows as new messages)")
             columns.append(array.to_pylist())
         for values in zip(*columns, strict=True):
             record = _record(dict(zip(names, values, strict=True)))

@@ -124,8 +124,8 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the paths from which a table is read: all, but for tables of tiers only the paths with
-    a tier, if there are any.
+    """Return the paths from which a table is read: for the messages of tiers, only the paths that
+    have a tier; all paths if no path has one, and for all other tables.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
