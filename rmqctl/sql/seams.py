@@ -94,10 +94,10 @@ class Seams:
         """Return the seam of ``cut``: the first frame border at or after this position, as in a
         walk over the complete file.
 
-        The walk to the cut starts at: 1. a record that is proven, at most 16 MiB before the cut; 2.
-        without a proven record, the file's start, if the cut is near it; 3. else records found by
-        resync at several distances before the cut, if these walks end at the same seam; 4. else the
-        file's start.
+        The walk to the cut starts at the first of these that is possible: 1. a proven record at
+        most 16 MiB before the cut; 2. the file's start, if the cut is near it; 3. unproven records,
+        found by resync at several distances before the cut, if the walks from all of them end at
+        the same seam; 4. the file's start.
         Raises: StoreIOError if the file cannot be read or has shrunk.
         """
         if cut <= 0:
@@ -128,8 +128,9 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """Walk from the first record in ``[start, cut)``. Return the position of the walk at the
-        cut, and whether a record on the way is proven; None if the range contains no record.
+        """Walk from the first record in ``[start, cut)`` to the cut. Return the position at which
+        the walk ends, and whether one of the checked records on the way is proven. Return None if
+        the range contains no record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:

@@ -111,8 +111,9 @@ class LogOverview:
 
     @property
     def lost(self) -> list[tuple[int | None, int | None]]:
-        """Ranges of store times (ms) of lost messages: for missing files, the times of the samples
-        before and after them; if no file is missing, from the prediction.
+        """Ranges of store times (ms) of lost messages. If files are missing, each range extends
+        from the sample before to the sample after them; otherwise the range is that of the
+        prediction.
         """
         start = self.start
         first, last = (None, None) if start is None else (

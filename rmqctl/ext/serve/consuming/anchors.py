@@ -68,8 +68,8 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
 
     An entry's name consists of a broker's name, a space and a path. An entry without records
     (written by an older version) belongs to the store at its path. An entry with records belongs to
-    a store whose log contains one of these records: the store with the same name, else the store at
-    the same path, else the only store without another entry.
+    a store whose log contains one of these records. If several entries or stores fit, those with
+    the same name are matched first, then those with the same path; the rest must be unambiguous.
     """
     # Find the entries that may belong to each store.
     candidates: list[list[str]] = []

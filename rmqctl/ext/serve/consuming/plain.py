@@ -1,5 +1,5 @@
-"""Plain pulls: pull requests that differ from an earlier request only in numbers, and find
-messages.
+"""Plain pulls: pull requests that find messages, and that differ from an earlier request only in
+numbers.
 
 A consumer repeats the same request (group, topic, queue and limits) with other offsets. The first
 request is decoded by a library and kept; of a request that repeats its text, only the numbers are

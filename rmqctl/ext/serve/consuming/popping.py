@@ -349,8 +349,8 @@ class GroupDeliveries:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """Make messages visible again whose invisible time is over; if their client is connected,
-        extend the invisible time instead.
+        """When the invisible time of a message is over, make the message visible again. If its
+        client is still connected, extend the invisible time instead.
         """
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:

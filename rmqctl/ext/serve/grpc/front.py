@@ -105,8 +105,8 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """While the maximum number of calls is starting, check at intervals whether any call has
-        started. If none has for ``left`` checks, let the next calls start.
+        """While the maximum number of calls is starting, check at intervals whether any of them has
+        started. After ``left`` more checks without a started call, let the next calls start.
         """
         self._looks = False
         if begun != self._begun:
@@ -595,9 +595,9 @@ class Pipe(asyncio.Protocol):
         return None if self._calls else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the client has not acknowledged the settings in time, or has stalled for
-        too long in the middle of a request or response. (The core closes idle connections without
-        calls.)
+        """Return whether the client is too slow: it has not acknowledged the settings in time, or
+        it has stalled for too long in the middle of a request or response. (Idle connections
+        without calls are closed by the core.)
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

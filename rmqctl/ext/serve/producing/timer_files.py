@@ -115,9 +115,9 @@ class OpenTimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Point the slots of the wheel to the units in the log files, from the file that contains
-        ``begin`` on. Return the end of the log. If a crash left bytes after this end, they are
-        kept, and the log continues in the next file.
+        """Point the slots of the wheel to the units in the log files, starting with the file that
+        contains ``begin``. Return the end of the log. If a crash left bytes after this end, they
+        are kept, and the log continues in the next file.
         """
         self._last = -1
         bases = sorted(self._files)

@@ -407,8 +407,8 @@ def _text(raw: bytes | str) -> str:
 
 def delivered(record: Record) -> Record | None:
     """Return a delayed message as it is stored when it is due: unchanged, in its original queue.
-    Return None if the message does not name this queue, or names the half topic: brokers discard
-    such a message.
+    Return None if the message does not name a valid original queue, or names the half topic:
+    brokers discard such a message.
     """
     own_properties = properties.parse(_text(record.properties))
     topic = own_properties.get(properties.REAL_TOPIC, "")

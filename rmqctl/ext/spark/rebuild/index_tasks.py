@@ -141,8 +141,8 @@ def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
 
 
 def _lay_before(scratch: Scratch, shape: IndexShape, before: tuple[int, int]) -> None:
-    """Create a placeholder for the previous index file: a full file of which only the header is
-    written. ``before``: physical offset and store time of its last entry.
+    """Create a placeholder for the previous index file. Its header, the only part that is written,
+    is that of a full file. ``before``: physical offset and store time of the file's last entry.
     """
     physical, store_timestamp = before
     header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,

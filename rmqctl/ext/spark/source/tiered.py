@@ -274,8 +274,8 @@ class _UnitMessages:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether there is a message of this size (or a coda) at the offset in a unit, so
-        that reading it is worthwhile.
+        """Return whether a message of ``size`` bytes, or a coda, begins at ``physical_offset``, as
+        the unit indicates. Only then is it worthwhile to read the message.
         """
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
