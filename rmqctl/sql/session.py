@@ -62,8 +62,8 @@ from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
-"""The column of each table to read if a query uses none of the table's columns, but counts its
-rows.
+"""For each table, the column that is read if a query counts rows but uses none of the table's
+columns.
 """
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")

@@ -110,8 +110,8 @@ class Shared:
     """Number of held bytes by client address."""
 
     def change(self, host: str, more: int) -> bool:
-        """Add ``more`` bytes (negative: remove bytes). Return whether bytes were added and a limit
-        is exceeded.
+        """Add ``more`` bytes (negative: remove bytes). Return whether the addition exceeds a limit;
+        removing bytes never does.
         """
         self.held += more
         self.of[host] += more

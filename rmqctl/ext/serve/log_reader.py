@@ -71,9 +71,7 @@ class LogReader:
     def __init__(self, log: CommitLog, end: int | None) -> None:
         self._log, self._end = log, end
         self._windows: OrderedDict[int, None] = OrderedDict()
-        """The numbers of the mapped windows; the window that has not been used for the longest time
-        is first.
-        """
+        """The numbers of the mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
         """Number of windows released and number of mapped entries read, both since the last check
         of whether mapping is faster; and number of entries that are still to be read without

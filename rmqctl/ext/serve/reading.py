@@ -127,9 +127,7 @@ class QueuePage:
 
 @dataclass(slots=True)
 class PageCache:
-    """Pages of all queues of a server, in memory; the pages that were not used for the longest time
-    are dropped first.
-    """
+    """Pages of all queues of a server in memory. The least recently used are dropped first."""
 
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], QueuePage] = field(default_factory=OrderedDict)

@@ -124,8 +124,8 @@ class ServedStore:
         return True
 
     def _stamp(self) -> object:
-        """Return a value that changes whenever the store is written to, from sizes and times of
-        folders and of the last log files.
+        """Return a value that changes whenever the store is written to: sizes and times of its
+        folders and last log files.
         """
         root = self.store.root
         places = [*self.store.log_folders, *(os.path.join(root, name) for name in (

@@ -113,8 +113,8 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
 @contextlib.contextmanager
 def _logging_to(file: str) -> Iterator[None]:
-    """Write Python's log messages to the log file, too: py4j and pyspark log a traceback at
-    Ctrl-C.
+    """Write Python's log messages to the log file as well, because py4j and pyspark log a traceback
+    at Ctrl-C.
     """
     handler = logging.FileHandler(file, delay=True)
     logging.getLogger().addHandler(handler)

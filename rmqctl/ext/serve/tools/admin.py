@@ -120,8 +120,8 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with all consumer offsets: those in the store, replaced by those committed to this
-    server.
+    """Answer with all consumer offsets: those committed to this server, and those in the store that
+    no commit has replaced.
     """
     return json_response({"offsetTable": {
         f"{topic}@{group}": queues for group, topic, queues in broker.positions.all()}})

@@ -51,8 +51,8 @@ class Grouping:
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:
-        """Return the group number of a queue. A queue whose folder cannot be created is in a group,
-        too, so that its entries are counted.
+        """Return the group number of a queue. A queue whose folder cannot be created also belongs
+        to a group, so that its entries are counted.
         """
         if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
             return self.left_out
