@@ -65,8 +65,8 @@ def command(
                             "(leave-out). --apply requires it.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
-        help="Maximum size of a record (default: maxMessageSize or 4 MiB, at least that of the "
-             "largest record with an entry, plus 64 KiB).")] = None,
+        help="Largest possible record (default: maxMessageSize or 4 MiB, or the largest with an "
+             "entry, plus 64 KiB).")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
         "--correct", help="Correct a CRC mismatch if exactly one change explains it. bit: one bit; "
                           "byte: also 1 to 4 bytes.",
