@@ -24,8 +24,8 @@ from rmqctl.store.redaction import CHECKED, KEPT
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """Schema of spilled texts: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""Limit for collecting batches. A batch with more partitions than this, and with fewer messages per
-partition than this, is sorted later together with others.
+"""If a batch has more partitions than this, and on average fewer messages per partition than this,
+it and the following batches are sorted together.
 """
 
 

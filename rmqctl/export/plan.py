@@ -32,8 +32,8 @@ from rmqctl.store.store import Sizes, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Minimum and maximum bytes of a range, unless the number of ranges is given."""
 BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
-"""``BUCKET``: bytes of log per bucket of spilled messages; ``MIN_BUCKET``: the bytes per bucket if
-workers would otherwise be idle; ``MAX_BUCKETS``: maximum number of buckets.
+"""Division of spilled messages into buckets. ``BUCKET``: bytes of log per bucket; fewer, down to
+``MIN_BUCKET``, if workers would otherwise be idle. ``MAX_BUCKETS``: maximum number of buckets.
 """
 _SAMPLES, _SAMPLE = 8, 4 << 20
 

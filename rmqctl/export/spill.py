@@ -120,10 +120,9 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Return the chunk number and the `_PLACES` of each piece of the chunks. ``batches``: number of
-    rows in each record batch of their table.
-
-    Arrow divides a table if a column is too large, so a chunk may be in two batches.
+    """Divide chunks into pieces that are each in one record batch: Arrow divides a table into
+    batches if a column is too large, so a chunk may be in two batches. Return the number of each
+    piece's chunk, and the piece's `_PLACES`. ``batches``: number of rows in each batch.
     """
     ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
     edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))

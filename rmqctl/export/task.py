@@ -32,8 +32,8 @@ class ExportRange(FileRange[StoreFile]):
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
     ``alone``: whether the store has no other range. ``buckets``: number of buckets for spilled
-    messages. ``batches``: a function that yields the range's messages if the file is not part of a
-    commitlog; its argument is called with the bytes that it cannot read.
+    messages. ``batches``: None for a file of a commitlog; for any other file, a function that
+    yields the range's messages and passes unreadable ranges to its argument.
     """
 
     store: int

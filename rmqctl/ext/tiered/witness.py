@@ -160,8 +160,8 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """Count undecided frames (position, size) as messages. Return whether any of these frames
-        was not counted before.
+        """Treat undecided frames (position, size) as messages from now on. Return whether any of
+        these frames was not yet treated as a message.
         """
         before = len(self._kept)
         self._kept.update(frames)

@@ -228,8 +228,8 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: PullLimits) -> Iterator[Fetched | None]:
-    """Read the messages of as many units as one read may cover, and yield the message of each of
-    these units; None if it cannot be split out of the bytes read.
+    """Read the messages of as many ``units`` as one read may cover. Yield one value for each of
+    these units: its message, or None if the message cannot be split out of the bytes read.
     """
     flat = queue.commit_log
     first = units[0].commit_log_offset

@@ -131,9 +131,10 @@ class Dispatch:
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
-        """Raise RefusedError if metadata is lost or outdated: topics would get new ids, and the
-        index items of one topic would then belong to another topic. Metadata is saved before any
-        message is uploaded.
+        """Raise RefusedError if the tier contains a topic that the metadata does not contain.
+        Metadata is saved before any message is uploaded, so the metadata was lost or is outdated.
+        If the upload continued, topics would get new ids, and the index items of one topic would
+        belong to another topic.
         """
         broker = self.options.cluster, self.options.broker
         # Use another `Tier`: this one caches its folders, and must see the result of `prepare`.

@@ -29,7 +29,7 @@ _PAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueueFault:
-    """The queue offset from which on a queue cannot be uploaded, and the reason."""
+    """The queue offset of the first message that cannot be uploaded, and the reason."""
 
     queue_offset: int
     reason: str

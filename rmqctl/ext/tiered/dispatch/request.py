@@ -187,12 +187,12 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 
 
 def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
-    """Return the path of the metadata in ``config/`` of a tier outside the store; None if this
-    metadata does not belong to the tier.
+    """Return the path of the metadata in ``config/`` of a tier outside the store; None if the tier
+    uses the store's own metadata (``opened``).
 
-    The metadata belongs to the tier if a dispatch created its folder, or if another tier needs the
-    store's own metadata (``opened``): a tier in the store, or, if ``tier`` is still empty, a tier
-    elsewhere.
+    A tier has its own metadata if a dispatch created its ``config/``, or if the store's metadata
+    belongs to another tier. It belongs to another tier if it has segments, and either the store
+    contains a tier, or ``tier`` is still empty.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)

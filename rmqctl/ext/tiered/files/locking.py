@@ -40,9 +40,9 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
     a read-only disk, only check that no other process holds that lock. ``metadata``: the metadata
     path that the user named.
 
-    Raises: StoreHeldError; RefusedError for a link, or a note in the tier, that points outside the
-    tier, its metadata, the broker's index files and the folders ``outside``; StoreIOError. Nothing
-    is changed before these errors.
+    Raises: StoreHeldError; StoreIOError; RefusedError if a link, or a note in the tier, points to
+    something other than the tier, its metadata, the broker's index files or the folders
+    ``outside``. If one of these errors is raised, nothing was changed.
     """
     broker_root = broker_root_of(metadata_path)
     if broker_root is None:

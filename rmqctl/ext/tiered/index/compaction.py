@@ -82,7 +82,7 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
     removes the local file. ``now`` in ms. A file without items is not uploaded. With ``ahead`` (the
     bases planned so far), return the plan and write no file.
     Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
-    StoreIOError; another run can then complete the upload.
+    StoreIOError. After a StoreIOError, another run can complete the upload.
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)

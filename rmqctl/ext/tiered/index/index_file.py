@@ -166,9 +166,10 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
             slots: int | None = None, max_items: int | None = None) -> TierIndexFile:
     """Open an index file and detect its form.
 
-    ``slots`` and ``max_items``: the configured numbers. For an open file without items, one of
-    these numbers is required unless they have the default ratio. An uploaded file of 0 bytes, or
-    with only a header, is empty. Raises: FormatError (with the file) if this is not an index file.
+    ``slots`` and ``max_items``: the configured numbers. For an open file without items, pass at
+    least one of these numbers, unless the file was created with the default ratio of slots to
+    items. An uploaded file of 0 bytes, or with only a header, is empty. Raises: FormatError (with
+    the file) if this is not an index file.
     """
     if size == 0:
         return TierIndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)

@@ -27,17 +27,18 @@ _SECOND = 1000
 class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape``: number of slots and items, as configured. ``clock`` returns the time (ms) after which
-    a new file is named; names are larger than ``after`` and the names of all existing files. If no
-    file exists, the first file is created at once, as at a broker's startup. Data is durable after
-    `commit`. In addition, a file is committed about once per million items and when it is full. A
-    commit may write all slots (8 bytes each), so it should cover many messages.
+    ``shape``: number of slots and items, as configured. The name of a new file is a time (ms):
+    normally the time that ``clock`` returns. Names are larger than ``after`` and the names of all
+    existing files. If no file exists, the first file is created at once, as at a broker's startup.
+    Data is durable after `commit`. In addition, a file is committed about once per million items
+    and when it is full. A commit may write all slots (8 bytes each), so it should cover many
+    messages.
 
-    With ``oldest`` (ms) files are named after store times, not after the clock: the first file
-    after ``oldest``, each further file after its oldest message. A broker searches a key only in
-    files whose names are in the requested time window. For expired messages this window ends at the
-    first message of the local store (§11), so a broker would never search a file named after the
-    time of a late dispatch.
+    If ``oldest`` (ms) is given, names are store times, not times of the clock: the first file gets
+    the name ``oldest``, and each further file the store time of its oldest message. A broker
+    searches for a key only in files whose names are in the requested time window. For expired
+    messages this window ends at the first message of the local store (§11). If the name were the
+    time of a late dispatch, a broker would never search the file.
 
     ``dropped``: number of keys without an item. These are keys with the hash -2^31, unless the
     number of slots divides 2^31 (a broker also drops the following keys of the message), and the

@@ -117,9 +117,9 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table, newest first, one file for each key. If several
-        files have the same key, yield the last uploaded file: at startup, a broker deletes the
-        local file.
+        """Yield the files in a broker's table, newest first. The table contains one file for each
+        key. If several files have the same key, this is the file that was uploaded last, because at
+        startup a broker deletes the local file.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -172,9 +172,9 @@ class TierKeyAnswer:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
-    """Return whether brokers index a message under a key. The key is the message's unique key, or a
-    part of KEYS between single spaces (also an empty part between two spaces). ``kind``: compare
-    only with the unique key, or only with KEYS.
+    """Return whether brokers index a message under a key: under its unique key, and under each part
+    of KEYS between single spaces (a part may be empty). ``kind``: compare only with the unique key,
+    or only with KEYS.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:

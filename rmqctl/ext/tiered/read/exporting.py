@@ -76,8 +76,8 @@ def _batches(queue: FlatQueue, segment: Segment,
 
 
 def _fault(queue: FlatQueue, span: Span) -> Span | None:
-    """Return the part of a span after its coda, with the queue in its reason; None if nothing
-    follows the coda. A broker up to 5.2 ends each file with a coda.
+    """Return a span without a coda at its start, and with the queue added to its reason. Return
+    None if nothing but the coda is in the span. Brokers up to 5.2 end each file with a coda.
     """
     start, length = span.offset, span.length
     if length >= CODA_SIZE and is_coda(queue.commit_log.read(start, CODA_SIZE)):

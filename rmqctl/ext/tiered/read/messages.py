@@ -122,8 +122,8 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 def _read_units(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
                 span: int, before: int | None) -> Iterator[Record | MessageFault]:
-    """Read the messages of ``units``. Contiguous messages are read together. ``before``: the end of
-    the message of the unit before ``units``.
+    """Read the messages of ``units``. Contiguous messages are read together. ``before``: the
+    position after the message of the previous unit.
     """
     first_unit = 0
     while first_unit < len(units):

@@ -101,7 +101,7 @@ def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
 
 
 def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
-    """Correct the queue offset field of a damaged first record if it is too large. A broker uses
+    """If the queue offset field of a damaged first record is too large, correct it. A broker uses
     this field as the queue's first offset (§2), and returns no messages before this offset.
     """
     rows, log = surveyed.rows, surveyed.log
@@ -175,8 +175,8 @@ def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: in
 def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
              runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
     """Return the lost range from the byte ``start`` to the run ``following``; None if the number of
-    missing queue offsets and the number of bytes do not match. The runs from ``stray`` to
-    ``following`` are single messages with a wrong queue offset.
+    missing queue offsets does not fit the number of bytes. The range contains the runs ``[stray,
+    following)``, each a single message with a wrong queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -244,8 +244,9 @@ def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Repair records, from the first piece forwards. Return the first queue offset that is not
-    repaired, and the remaining pieces.
+    """Repair the damaged records in ``pieces`` one by one, from the first piece forwards, until a
+    record cannot be repaired. Return the first queue offset that is not repaired, and the remaining
+    pieces.
     """
     pieces = list(pieces)
     while pieces and first < end:
@@ -262,8 +263,9 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
                pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                    int, list[tuple[int, int, bool]]]:
-    """Repair records, from the last piece backwards. Return the end of the queue offsets that are
-    not repaired, and the remaining pieces.
+    """Repair the damaged records in ``pieces`` one by one, from the last piece backwards, until a
+    record cannot be repaired. Return the end of the queue offsets that are not repaired, and the
+    remaining pieces.
     """
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:

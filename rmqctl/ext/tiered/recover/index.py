@@ -257,8 +257,9 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
            shape: fmt.TieredIndexShape) -> Iterator[tuple[int, int]]:
-    """Yield (base, number of items) of each file that is missing before an existing file, assuming
-    that missing files had the same ``shape``. ``bases_before``: bases of files that existed before.
+    """Yield (base, number of items) of each missing file that is followed by an existing file. The
+    missing files are assumed to have had this ``shape``. ``bases_before``: bases of the files
+    before the recovery.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
@@ -373,8 +374,8 @@ class IndexedItems:
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
     """Return the largest store time of a file's items, and the lower and the upper bound of this
-    time. It is the header's end time, unless items are later: a broker loses the end time when it
-    reopens a file (tiered.md §5.1).
+    time that the items show. The largest time is the header's end time. If the items are later, it
+    is the upper bound: a broker loses the end time when it reopens a file (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp

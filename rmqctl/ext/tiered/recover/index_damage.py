@@ -35,8 +35,8 @@ from rmqctl.scan.frames import Array, Batch, gather_int
 
 
 class IndexDamage(Items):
-    """Finds damaged index files: add the index files, then the keys of all messages that will have
-    a unit, then call `damaged`. Must be closed.
+    """Finder of damaged index files. Create it with the index files, add the keys of all messages
+    that will have a unit, then call `damaged`. Must be closed.
 
     ``queues``: the broker's queues; the parameters ``number`` and ``queue`` of methods are indexes
     in this list. ``offsets``: returns the positions to which a queue's units point after the
@@ -111,8 +111,8 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
-        """Yield a finding about the first item of a missing queue that has the hash of a key
-        without an item.
+        """Yield a finding about the first item that belongs to a missing queue and has the hash of
+        a key without an item.
         """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
@@ -142,8 +142,8 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Return whether an item that does not point to a message is damaged. If it is not, the
-        message is damaged.
+        """Return True if an item that does not point to a message is itself damaged; False if the
+        item is correct and its message is damaged.
         """
         if self._is_whole(queue, item.commit_log_offset):
             return True

@@ -234,7 +234,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """Yield the keys of a message whose hashes index items may contain."""
+    """Yield the keys under which the index may contain a message."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

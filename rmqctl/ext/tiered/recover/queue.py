@@ -240,9 +240,9 @@ class QueueRecovery:
 
     def _mend(self,
               surveyed: CommitLogSurvey) -> tuple[CommitLogSurvey, list[tuple[int, int, int]]]:
-        """Plan to patch records that can be repaired, and wrong physical offsets. Return the
+        """Plan the patches that repair records and correct wrong physical offsets. Return the
         survey, extended by units that point to the remaining damage, and the bounds of the damage
-        for each unit.
+        for each of these units.
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -451,7 +451,7 @@ class QueueRecovery:
 def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
     """Yield notes about parts of a queue that cannot be recovered, or are kept unchanged.
-    ``dropped``: the logical offset from which on orphans are dropped, None if they are kept.
+    ``dropped``: the logical offset from which orphans are dropped; None if they are kept.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.

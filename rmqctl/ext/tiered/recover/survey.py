@@ -301,14 +301,13 @@ class Overlaid(ReaderOverlay):
 
 
 def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Remove from segments the part of a block that a broker wrote before it wrote the complete
-    block again (tiered.md §8.4). Without this part, units, index items and the next segment match
-    the log.
+    """Remove the part of a block that a broker wrote before it wrote the complete block again
+    (tiered.md §8.4). Without this part, units, index items and the next segment match the log.
 
-    Return the log with the new files, and {segment's path: new file in ``folder``}. A segment is
-    only changed if it then ends exactly at the next segment's base. The last segment is not
-    changed. In an earlier segment, the bytes after the start of the next segment could otherwise
-    not be addressed.
+    Only segments before the last one are changed, because there the repeated part moves messages
+    past the start of the next segment, where they cannot be addressed. Such a segment is only
+    changed if it then ends exactly at the next segment's base.
+    Return the log with the new files, and {segment's path: new file in ``folder``}.
     Raises: StoreIOError.
     """
     log, files = survey.log, {}

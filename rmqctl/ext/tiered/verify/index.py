@@ -174,8 +174,8 @@ def _compacted_items(file: TierIndexFile, take: Take, times: ItemTimes) -> Itera
 
 
 def _lowest(hashed: Array, slots: int) -> Array:
-    """Return a boolean array: whether each hash is -2^31, which a broker cannot negate, and has a
-    slot.
+    """Return a boolean array that is true for the hash -2^31 if this hash has a slot. A broker
+    cannot negate this hash.
     """
     mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
     return mask

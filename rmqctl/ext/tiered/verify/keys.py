@@ -60,9 +60,9 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collector of the keys of a queue's messages. ``empty_too``: whether to collect the empty key
-    of every message, too, because an item with the empty key exists (only some versions write such
-    items).
+    """Collector of the keys of a queue's messages. ``empty_too``: also collect the empty key of
+    every message. This is needed if an item with the empty key exists, because only some broker
+    versions write such items.
     """
 
     def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:

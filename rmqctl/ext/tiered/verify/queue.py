@@ -35,7 +35,9 @@ from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
-"""Offset at which a broker reads the store time, which is wrong after an IPv6 born host."""
+"""Offset in a message at which a broker reads the store time. If the born host is an IPv6 address,
+the store time is at a later offset.
+"""
 MAX_HELD = 1 << 20
 """Maximum number of messages without a unit, and of damaged ranges, that are kept in memory."""
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
