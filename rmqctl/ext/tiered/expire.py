@@ -108,7 +108,7 @@ class _Expiring:
                                "tiered recover` recreates it") from None
         if metadata is None and os.path.lexists(f"{path}.bak"):
             raise RefusedError(f"{path} is missing, and its backup may contain reserve times of "
-                               "topics: `rmqctl tiered recover` recreates it")
+                               "topics: `rmqctl tiered recover` recreates the metadata")
         if metadata is None:
             self._plan.notes.append(f"{path} is missing: reserve times of topics are unknown; "
                                     "`rmqctl tiered recover` recreates it")

@@ -120,7 +120,8 @@ class IndexRun:
         elif not note.is_ours({key: end for key, end in ends.items()
                                if end > by_key[key][0].cq_start}):
             notes.append("a broker, or a run with --no-index, has uploaded messages since the "
-                         "index was last updated; messages not indexed then stay unindexed")
+                         "index was last updated; messages that are still missing from it stay "
+                         "unindexed")
             behind = {}
         elif behind and note.position is not None and not self._writer.rewind(*note.position):
             notes.append("the index files are not those of the interrupted run: up to "

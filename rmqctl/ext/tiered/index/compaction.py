@@ -180,9 +180,9 @@ def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker
             path = _segment_path(cluster, broker, entry.base_offset)
             expected, size = file.shape.compacted_size(file.items), writer.size(path)
             if not expected == entry.size == size:
-                raise RefusedError(f"{file.where}: uploaded as {writer.where(path)} with "
-                                   f"{entry.size} bytes according to the metadata, but the file "
-                                   f"has {size or 0}, expected {expected}: {_RECOVER}")
+                raise RefusedError(f"{file.where}: according to the metadata, this file was "
+                                   f"uploaded as {writer.where(path)} with {entry.size} bytes, but "
+                                   f"that file has {size or 0}, expected {expected}: {_RECOVER}")
             return Uploaded(file.where, "known", file.timestamp, file.items, path,
                             entry.base_offset, entry.size)
     return None

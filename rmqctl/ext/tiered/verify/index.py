@@ -134,8 +134,8 @@ def _wrong_slots(file: TierIndexFile, first: int, length: Array, position: Array
     for slot in np.flatnonzero(wrong | off).tolist():
         place = file.shape.slot_position(first + slot)
         if wrong[slot]:
-            yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
-                       "of items, not a valid number of items", place, length=8)
+            yield note(file, "tiered-index-slot", f"slot {first + slot}: invalid length of items: "
+                       f"{int(length[slot])} bytes", place, length=8)
             # After a wrong length all positions are off by the same amount.
             rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0

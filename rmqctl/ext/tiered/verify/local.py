@@ -46,8 +46,9 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCove
         counted.tiered_only += max(min(end, low) - first, 0)
         if low > end:
             counted.in_neither += low - end
-            yield Finding("tiered-lost", LOCAL, f"{plural(low - end, 'message')} from queue offset "
-                          f"{end} on expired before upload; a broker restarts this queue", where,
+            yield Finding("tiered-lost", LOCAL, "expired before upload: "
+                          f"{plural(low - end, 'message')} from queue offset {end} on; a broker "
+                          "restarts this queue", where,
                           topic=name.topic, queue_id=name.queue_id, queue_offset=end,
                           count=low - end)
         queue_offset = max(low, first)
