@@ -22,7 +22,7 @@ PARTS = ("topic", "day", "store")
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 """Hive's folder name for a value that is null or empty."""
 MAX_NAME_BYTES = 255
-"""Maximum bytes of a file name that nearly every file system accepts."""
+"""Maximum length of a file name in bytes; nearly every file system accepts this length."""
 
 Value = str | None
 Values = tuple[Value, ...]

@@ -35,7 +35,8 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 }
 """Compressions of each format, the default first."""
 TEXTS = ("json", "csv")
-"""Text formats, with the rows of ``read``. All other formats use Arrow columns."""
+"""Text formats, which contain the rows that ``read`` writes. All other formats use Arrow columns.
+"""
 ORIGIN = ("store", "file")
 """Fields for the origin of a message: the store as the user named it, and the path of the file in
 it.

@@ -94,7 +94,7 @@ class CategorySummary:
 
     @property
     def columns(self) -> dict[str, bool]:
-        """Optional columns by name, and whether any finding has a value in that column."""
+        """For each optional column, whether any finding has a value in it."""
         return {name: any(getattr(row, name) is not None for row in self.rows)
                 for name in ("offset", "length", "topic", "queue_id", "queue_offset")}
 

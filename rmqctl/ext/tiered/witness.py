@@ -57,8 +57,8 @@ class KnownItems:
         """
 
     def of(self, queue_id: int) -> Pages:
-        """Return (offset in the commit log, key hash) of all items with a queue id, whatever their
-        topic.
+        """Return (offset in the commit log, key hash) of all items that have this queue id; their
+        topics may differ.
         """
         pages = Pages()
         for _, read in self._of(queue_id):
@@ -67,10 +67,10 @@ class KnownItems:
 
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
-        """Yield (offset in the commit log, size, key) for each item with a queue id that points to
-        one of ``places`` (ascending), whatever its topic. ``stored``: the store times (ms) of the
-        messages at ``places``. If an item's time was computed from the message's store time, the
-        yielded key contains the exact store time.
+        """Yield (offset in the commit log, size, key) for each item that has this queue id and
+        points to one of ``places`` (ascending); the topics of the items may differ. ``stored``: the
+        store times (ms) of the messages at ``places``. If an item's time was computed from the
+        message's store time, the yielded key contains the exact store time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -88,8 +88,8 @@ class KnownItems:
                     is_begin=not diff and begin - time < LONG_AGO * 1000)
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (topic id, key hash, offset in the commit log, size) for each item with a queue id
-        that points into ``[start, end)``.
+        """Yield (topic id, key hash, offset in the commit log, size) for each item that has this
+        queue id and points into ``[start, end)``.
         """
         for _, read in self._of(queue_id):
             items = read()
@@ -206,7 +206,7 @@ class QueueWitness:
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
         """Return (position, size) of the messages in ``[start, end)`` of the log that have index
         items, in order. The queue's topic id is determined from the items of the messages
-        ``beside`` the range. Without a topic id the result is empty.
+        ``beside`` the range; if it remains unknown, the result is empty.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}

@@ -41,7 +41,9 @@ class IndexProgress:
         """True if a progress file exists that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Read the progress file. Return why the file cannot be used, or an empty list."""
+        """Read the progress file. Return a note that says why the file cannot be used, or an empty
+        list.
+        """
         try:
             with open(self.path, "rb") as file:
                 data = file.read()

@@ -165,9 +165,9 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> CommitLogSurvey:
-        """Survey the log. Move a segment to the base that all of its messages imply, and remove a
-        segment without a message that overlaps another segment. Survey the log again after each of
-        these changes.
+        """Survey the log. If all messages of a segment imply another base, move the segment there.
+        If a segment contains no message and overlaps another segment, remove it. Survey the log
+        again after each of these changes.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)

@@ -162,7 +162,7 @@ class Loose:
 
 
 class QueueCheck:
-    """The scan of a queue. The other attributes are complete after the last of the `findings`.
+    """The scan of a queue. Read all `findings` first: only then are the other attributes complete.
 
     `Leftovers` explains ``loose``, ``spans`` and ``seen``. ``without_unit``: queue offsets of
     intact messages without a unit. ``first``: (queue offset, logical offset) of the first message

@@ -73,8 +73,8 @@ class Options:
 
 @dataclass(slots=True)
 class TierVerification:
-    """A verification run. ``coverage`` and ``checked`` are complete after the last of the
-    `findings`.
+    """A verification run. ``coverage`` and ``checked`` are complete once all `findings` have been
+    read.
 
     ``local``: the store to compare with, message by message. ``beside``: the store whose log may
     still contain messages that the tier has lost.
