@@ -38,10 +38,11 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
     A message is accepted if its lengths, body CRC, topic, queue and queue offset are valid. The
     queue offset of the first message must follow ``last`` or repeat an earlier offset, unless the
-    message begins the file; each further message must have the next queue offset. A sender can put
-    a record with all these values into a message body. So a message must also start at the start of
-    the range or at the end of the previous message, or repeat the bytes before it, which must begin
-    before the damage. ``most``: maximum number of candidates to try.
+    message begins the file; each further message must have the next queue offset.
+
+    A sender can put a record with all these values into a message body. So a message must also
+    start at the start of the range, at the end of the previous message, or where bytes that begin
+    before the damage are repeated. ``most``: maximum number of candidates to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length

@@ -118,8 +118,8 @@ class IndexFiles(Closing):
 
     def table_newest_first(self) -> Iterator[Keyed]:
         """Yield the files in a broker's table, newest first. The table contains one file for each
-        key. If several files have the same key, this is the file that was uploaded last, because at
-        startup a broker deletes the local file.
+        key. Of several files with the same key, it contains the one that was uploaded last, because
+        at startup a broker deletes the local file.
         """
         last: int | None = None
         for keyed in self.newest_first():

@@ -1,8 +1,8 @@
 """Find queue offsets by time in a tier: the correct answer, and a broker's answer (tiered.md §10).
 
-A broker reads bytes 56 to 63 of a message as its store time, which is wrong after an IPv6 born
-host; `as_broker` does the same. `at_time` reads the correct store time, searches all messages that
-are not expired, and skips damage.
+A broker always reads bytes 56 to 63 of a message as its store time, even if an IPv6 born host moves
+the field; `as_broker` reads the same bytes. `at_time` reads the correct store time, searches all
+messages that are not expired, and skips damage.
 """
 
 from __future__ import annotations

@@ -373,9 +373,10 @@ class IndexedItems:
 
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
-    """Return the largest store time of a file's items, and the lower and the upper bound of this
-    time that the items show. The largest time is the header's end time. If the items are later, it
-    is the upper bound: a broker loses the end time when it reopens a file (tiered.md §5.1).
+    """Return three times: the largest store time of a file's items, and its lower and upper bound,
+    which are computed from the items. The first value is the header's end time; if that is before
+    the lower bound, it is the upper bound. A broker loses the end time when it reopens a file
+    (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp

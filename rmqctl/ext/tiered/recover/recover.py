@@ -1,7 +1,7 @@
 """Plan the recovery of a broker's tier from its files alone (tiered.md §12, §17.6).
 
-The commit logs are the source: wrong or missing units are rebuilt from their intact messages, and
-then the metadata and missing index items. This module only plans; it changes no file.
+The commit logs are the source. Wrong or missing units are rebuilt from the intact messages; then
+the metadata and missing index items are rebuilt. This module only plans; it changes no file.
 """
 
 from __future__ import annotations

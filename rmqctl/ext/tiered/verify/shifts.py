@@ -33,11 +33,12 @@ class Unit(NamedTuple):
 class Shifts:
     """Distances by which messages of a segment are displaced, with the number of messages for each.
 
-    A broker's write was interrupted, and the broker then wrote the complete block after the part
-    already written. Units and physical offsets of this block contain the offsets that its messages
-    should have. Messages of later blocks have correct physical offsets, but wrong units, up to the
-    segment's end. A damaged unit looks like such a wrong unit, so a distance is only accepted if a
-    message of the repeated block, displaced by this distance, matches its unit.
+    Messages are displaced if a broker's write was interrupted, and the broker then wrote the
+    complete block after the part already written. Units and physical offsets of this block contain
+    the offsets that its messages should have. Messages of later blocks have correct physical
+    offsets, but wrong units, up to the segment's end. A damaged unit looks like such a wrong unit,
+    so a distance is only accepted if a message of the repeated block, displaced by this distance,
+    matches its unit.
     """
 
     def __init__(self, check: QueueCheck) -> None:
