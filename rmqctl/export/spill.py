@@ -69,8 +69,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Add consecutive chunks of a table. ``codes``: the partition of each chunk; ``lengths``:
-        the number of its rows in the table; ``rows``: the number of its messages.
+        """Add consecutive chunks of a table. For each chunk, ``codes`` contains its partition,
+        ``lengths`` its number of rows in the table, and ``rows`` its number of messages.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()

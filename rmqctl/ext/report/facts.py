@@ -385,8 +385,8 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
     """Return the first missing files, and the total bytes of all missing files. A file is missing
-    if it should be between two existing files, or if entries or the index point to it after the
-    last file.
+    if it should be between two existing files, or if it should follow the last file because entries
+    or the index point into it.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)

@@ -323,8 +323,8 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic that has messages but no metadata entry, or None. A dispatch saves the entry of
-    a topic before it uploads messages, so if the entry is missing, the metadata was lost or is
+    """Return a topic that has messages but no metadata entry, or None. A dispatch saves the entry
+    of a topic before it uploads messages, so if the entry is missing, the metadata was lost or is
     outdated. The index contains the topic's id, so the topic must not get a new id.
     """
     for queue in queues:

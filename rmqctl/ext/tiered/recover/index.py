@@ -65,9 +65,8 @@ class RecoveredIndex(Changes):
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """Examine the index files. With ``changes``, plan to move aside damaged files. Also move aside
-    empty files, unless the metadata shows that a broker left them.
-    Raises: StoreIOError.
+    """Examine the index files. With ``changes``, plan to move aside damaged files and empty files,
+    but not the empty files that a broker left according to the metadata. Raises: StoreIOError.
     """
     # Local files, not uploaded.
     out = RecoveredIndex()

@@ -119,9 +119,9 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Search the span that contains ``offset``, where a unit points, and the adjacent spans,
-        for messages that match their units but whose physical offsets are before their real
-        positions. Search each span only once.
+        """Search for displaced messages, which match their units but have physical offsets before
+        their real positions. Search the span that contains ``offset`` (the target of a unit), and
+        the adjacent spans. Search each span only once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:
