@@ -194,8 +194,9 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
     """Return (status, reason) if the local queue cannot continue the tiered queue, else None."""
     if current < local.first:
         return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
-                         f"{local.first}: the messages between are gone. A broker would delete the "
-                         "tiered queue; --restart-queue moves its files aside and starts it again")
+                         f"{local.first}: the messages between them are gone. A broker would "
+                         "delete the tiered queue; --restart-queue moves its files aside and "
+                         "starts it again")
     if current > local.end:
         return SKIPPED, (f"the tier ends at queue offset {current}, after the end of the local "
                          f"queue, {local.end}")
