@@ -44,7 +44,7 @@ class Strategy(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Strategy:
-        """Return the strategy with a name; a form such as ``not-in-disk`` is accepted, too. Raises:
+        """Return the strategy with a name; forms such as ``not-in-disk`` are also accepted. Raises:
         UsageError.
         """
         try:

@@ -131,7 +131,7 @@ class DispatchTarget:
 
 def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
     """Find the target of a dispatch. Return the request, the target, and notes for the user. If the
-    metadata contains the broker's name, the returned request contains it, too.
+    metadata contains the broker's name, it is added to the returned request.
 
     The metadata is the given file, else the file of a tier outside the store, else the store's
     file.

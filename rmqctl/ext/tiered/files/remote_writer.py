@@ -1,7 +1,7 @@
 """Write to a tier at a URL through fsspec.
 
-Object stores have no append. Appended data is therefore kept locally (in memory, or in a temporary
-file if large) until `commit`, which appends it to the file if the driver can, and otherwise
+Object stores have no append. Appended data is therefore kept locally until `commit`: in memory, or
+in a temporary file if large. `commit` appends the data to the file if the driver can. Otherwise it
 rewrites the file: old and new bytes are written to a staged file below `ASIDE`, which then replaces
 the old file.
 

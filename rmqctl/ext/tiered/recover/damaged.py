@@ -368,8 +368,8 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the (position, size) of ``count`` records, determined from their index items. Each gap
-    between items must be one record, or there must be a single gap; otherwise the result is empty.
+    """Return the (position, size) of ``count`` records, determined from their index items. Return
+    an empty list unless each gap between items is one record, or there is only a single gap.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None
