@@ -184,9 +184,10 @@ def sizes_of(settings: Settings) -> Sizes:
 
 
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
-    """Return the lock, not yet taken, for writing to a store like a broker: below the root, in the
-    log folders that the user named, and in the folders ``outside`` (relative to the root or
-    absolute). If another store contains one of these folders, the lock includes that store's lock.
+    """Return the lock that a writer of the store needs; it is not taken yet. The writer may write
+    below the root, in the log folders that the user named, and in the folders ``outside`` (relative
+    to the root or absolute). If another store contains one of these folders, the lock includes that
+    store's lock.
     Raises: RefusedError if a log folder, or a link in a path that a broker writes, points outside
     of these folders.
     """

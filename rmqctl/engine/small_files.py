@@ -68,9 +68,9 @@ class CheckpointFile:
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
 
     def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
-        """Reset the times of a torn write to 0, since the original times are unknown: times after
-        the ``newest`` message, and an index time that is not the end time of an index file. With an
-        index time of 0, no index file is trusted.
+        """Correct times that a torn write may have damaged. The times of the log and of the queues
+        are limited to the time of the ``newest`` message. A later index time that is not the end
+        time of an index file (``index_ends``) is reset to 0, so that no index file is trusted.
         """
         with self._lock:
             now = self._record

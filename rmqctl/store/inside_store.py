@@ -15,13 +15,13 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """Return the root of the store to which ``path`` (which need not exist) belongs, or which it
-    is; None if it is not in a store.
+    """Return the root of the store that contains ``path``, or ``path`` itself if it is the root of
+    a store; None if it is outside of all stores. The path need not exist.
 
-    A folder counts as a store if it has a commitlog or consumequeues, and either other files that a
-    broker keeps beside these or files in its commitlog. A cluster's folder of a tier counts, too.
-    Both the path as given and the path with links resolved are checked. An unreadable folder does
-    not count as a store.
+    A folder counts as a store if it contains ``commitlog`` or a folder of consumequeues, and in
+    addition either another of a broker's files or folders, or files in ``commitlog``. The folder of
+    a cluster in a tier also counts. Both the path as given and the path with links resolved are
+    checked. An unreadable folder does not count as a store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)

@@ -129,10 +129,11 @@ class Layout:
         """Raise UnsupportedError if one of the structures cannot be written (None: any structure of
         the store).
 
-        ``made_anew`` allows consumequeues in RocksDB, which are created completely, and
-        configuration that cannot be written, which is not changed. ``mends`` allows the log of a
-        DLedger member, which is repaired from another member or not changed, and queues both in
-        files and in RocksDB, which are rebuilt from the log.
+        ``made_anew``: allow consumequeues in RocksDB, because the caller creates them completely,
+        and configuration that cannot be written, because the caller does not change it. ``mends``:
+        allow the log of a DLedger member, because the caller repairs it from another member or does
+        not change it, and queues that exist both in files and in RocksDB, because the caller
+        rebuilds them from the log.
         """
         left = self._made_anew if made_anew else ()
         if mends:

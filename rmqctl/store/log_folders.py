@@ -36,12 +36,14 @@ _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchcons
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Maximum number of entries of a folder that are examined to recognize a log folder: such a folder
+"""Maximum number of entries of a folder that are examined to recognize a log folder. A log folder
 contains only log files.
 """
 _MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
-"""Number of queues, and of entries of each queue, that are sampled to see where they point."""
+"""``_QUEUES``: number of queues that are sampled to see where their entries point. ``_ROWS``:
+number of entries that are sampled in each of these queues.
+"""
 _OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
 _HEAD = reader(Message, "total_size", "magic", "physical_offset")
 _ROW = reader(Unit, "physical_offset", "size")

@@ -62,7 +62,7 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 def earlier_life(count: int, first: int) -> str:
     """Return the text for records that `rmqctl.damage.by_time` considers stale."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
-            "between damage and older than the messages around: stale, or stored while the clock "
+            "amid damage and older than the neighboring messages: stale, or stored while the clock "
             "was set back; neither entries nor index confirm them")
 
 

@@ -73,12 +73,12 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
-"""Maximum number of entries of a folder in which a store is searched, and maximum number of stores
-that the note names.
+"""For the note on a store that was perhaps meant. ``_MAX_CANDIDATES``: maximum number of entries of
+a folder that are searched for stores. ``_MAX_NAMED``: maximum number of stores that the note names.
 """
 _TRIES, _PAUSE = 3, 0.05
-"""Maximum number of attempts to read a store whose files cannot be read while a broker writes, and
-the seconds between attempts.
+"""``_TRIES``: maximum number of attempts to read a store if a file cannot be read because a broker
+is writing. ``_PAUSE``: seconds between two attempts.
 """
 _INDEX_VOTERS = 3
 """Maximum number of index files of one size that are examined to determine the shape of all these

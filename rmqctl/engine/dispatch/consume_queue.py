@@ -78,8 +78,9 @@ are written."""
 @dataclass(frozen=True, slots=True)
 class TwinQueues:
     """Queues of an existing store with which new queues are compared. ``log_min``: the start of the
-    log of that store. ``begun`` returns the physical offset at which a queue began if it is after
-    the given offset, else 0: messages before it belong to an earlier queue of the same name.
+    log of that store. ``begun`` returns the physical offset at which a queue began, or 0 if the
+    queue did not begin after the given offset. Messages before the start of a queue belong to an
+    earlier queue of the same name.
     """
 
     queues: Mapping[QueueKey, FileQueue]

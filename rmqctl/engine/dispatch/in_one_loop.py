@@ -1,8 +1,8 @@
 """Derive the entries of plain messages in a single loop of the kernel extension over the log's
 bytes.
 
-The loop ends at the first message that is damaged or that only `Deriver` can process, which then
-continues.
+The loop ends at the first message that is damaged, or that only `Deriver` can process. `Deriver`
+then continues from this message.
 """
 
 from __future__ import annotations

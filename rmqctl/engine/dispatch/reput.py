@@ -33,7 +33,7 @@ from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
 from rmqctl.scan.frames import Array, records_from
 
 BitMaps = Mapping[int, bytes | None]
-"""For the physical offset of a message: its filter bit map."""
+"""The filter bit map of each message, by physical offset."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
 """Function that returns the former extension unit of a message as (address, filter bit map),
@@ -53,20 +53,21 @@ class Dispatcher:
     """Writer of the consumequeues (plain, extended, batch and light queues) and the index of a
     store.
 
-    ``log_end``: end of the log; entries that point beyond it are truncated at opening, as by a
+    ``log_end``: end of the log; at opening, entries that point beyond it are truncated, as by a
     broker's recovery. ``wall_clock`` returns the time (ms) for the names of index files.
     ``batch_topics`` returns whether a topic's queues are batch queues; it is called once for each
-    topic.
+    topic. ``positions``: the ends of plain queues, if the caller knows them better than the files
+    show.
 
-    A record that was dispatched before changes nothing. With ``as_broker``, data that a broker
+    Dispatching a record again changes nothing, unless ``as_broker`` is set. Then data that a broker
     would write twice is written twice (extension units of existing entries, index entries of the
-    last indexed message), and truncated entries are not zeroed. ``positions``: the ends of plain
-    queues, if the caller knows them better than the files show.
+    last indexed message), and truncated entries are not zeroed.
 
-    For a rebuild: ``wanted`` selects the queues to write (default: all); with ``rows`` False, no
-    queue is written. ``recall`` returns former extension units, for the address of a queue's first
-    unit and for bit maps, which are not in the log. ``most_pending``: maximum number of new index
-    entries in memory. ``twins``: see `ConsumeQueues`.
+    These parameters are for a rebuild: ``wanted`` selects the queues to write (default: all); if
+    ``rows`` is False, no queue is written. ``recall`` returns the former extension unit of a
+    message, because the log contains neither bit maps nor the address of a queue's first unit.
+    ``most_pending``: maximum number of new index entries in memory. ``twins``: see `ConsumeQueues`.
+
     Raises: StoreIOError from any method, after which the same records may be dispatched again;
     RefusedError at opening if files do not have the sizes in the settings.
     """

@@ -152,8 +152,8 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of calls of `wait` so far. Only a new call starts a flush: a position that is not
-        written yet must not keep the thread busy.
+        """Number of calls of `wait` so far. Only a new call starts a flush. Otherwise, a caller
+        that waits for bytes that are not written yet would keep the thread busy.
         """
         self._thread.start()
 

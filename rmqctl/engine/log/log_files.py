@@ -332,8 +332,8 @@ class Maker:
             raise
 
     def _take(self, path: str) -> int:
-        """Open a file that was allocated earlier; if the process was killed while creating it, it
-        is too short and is extended.
+        """Open a file that was allocated earlier. Extend it if it is too short because the process
+        that created it was killed.
         """
         if not is_all_zero(path):
             raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "

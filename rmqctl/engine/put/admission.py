@@ -104,8 +104,8 @@ def _units(text: str) -> int:
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     """Return the reason why a store of this version rejects a topic; None if it accepts it.
 
-    ``hooks``: whether to include the checks that a 5.3.3 broker makes before its store, which would
-    accept more.
+    ``hooks``: whether to include the checks that a 5.3.3 broker makes before it passes a message to
+    its store. The store itself accepts more topics.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -227,8 +227,8 @@ def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
     """Check a single message before it is rewritten.
 
-    ``hooks``: whether to include the checks that a 5.3.3 broker makes before its store; False for
-    messages that come from a store.
+    ``hooks``: whether to include the checks that a 5.3.3 broker makes before it passes a message to
+    its store; False for messages that come from a store.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:
@@ -367,8 +367,9 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
     """Check the sizes (in bytes) of each message of a batch against the limits of the batch
     encoder.
 
-    ``properties``: those of the message and of the batch together, without the reserved bytes of an
-    appended CRC. A broker does not check their total size, and its length field would overflow.
+    ``properties``: for each message, the total size of its own properties and those of the batch,
+    without the reserved bytes of an appended CRC. A broker does not check this total, so the
+    record's length field could overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])

@@ -148,11 +148,11 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
 
 
 def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Delay the message as its properties request, if they do: move it to the schedule topic or the
+    """If the message's properties request a delay, move the message to the schedule topic or the
     timer topic.
 
-    A message whose topic is already the schedule topic, which a broker never receives, is not
-    moved.
+    A message whose topic is already the schedule topic is not moved; a broker never receives such a
+    message.
     """
     if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
         return message

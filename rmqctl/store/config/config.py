@@ -41,9 +41,10 @@ class ConfigCopy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
     A JSON file that RocksDB replaces (`rmqctl.store.layout`) is "out of date" and has no value.
-    ``database``: whether this is the replacement; then ``path`` is the path of the database.
-    ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
-    ``field`` (JSON path) describe the fault. A copy in the state oddity still has a ``value``.
+    ``database``: whether this copy is the database that replaces the file; then ``path`` is the
+    path of the database. ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from
+    the start) and ``field`` (JSON path) describe the fault. A copy in the state oddity still has a
+    ``value``.
     """
 
     path: str

@@ -66,8 +66,8 @@ class StoredOffsets:
             notes.append("the last shutdown was unclean: consumer offsets are written every 5 s, "
                          "so groups may have consumed more than these offsets show")
         if any(topic.startswith(REVIVE_PREFIX) for topic in topics):
-            notes.append("the store was used with POP: an offset says up to where messages were "
-                         "delivered, and some of these may not be acknowledged")
+            notes.append("the store was used with POP: consumer offsets show which messages "
+                         "were delivered; some of these may not be acknowledged")
         return cls(positions, frozenset(names - positions.keys()), progress.delayed, tuple(notes),
                    not unread)
 

@@ -211,8 +211,8 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry continues the chain, and the entry after it does not show that
-        its own index or term is wrong.
+        """Return whether an entry continues the chain. It does not if the next entry, ``behind``,
+        shows that the index or term of this entry is wrong.
         """
         if not self._follows(link):
             return False
@@ -222,9 +222,9 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the entry ``row`` may begin the chain: the second entry continues it, or
-        the second and third entries do not form a chain, or DLedger's index confirms the first
-        entry.
+        """Return whether the entry ``row`` may begin the chain. It may if the next entry continues
+        it, if the next two entries do not form a chain with each other, or if DLedger's index
+        confirms it.
         """
         if row + 2 >= len(every):
             return True
@@ -359,8 +359,8 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Return whether DLedger's index points from entry to entry, without a gap, up to byte
-    ``used``. The first of these entries is the last one of the file before the last file.
+    """Return whether DLedger's index points, without a gap, to all entries of the last file up to
+    byte ``used``, and to the last entry of the file before it.
     """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:

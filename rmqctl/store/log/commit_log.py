@@ -26,10 +26,10 @@ from rmqctl.store.files import StoreFile, common_size
 _WINDOW = 4 << 20
 _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
-"""Maximum bytes between two records for which both are read at once, instead of separately."""
+"""Two records are read together if at most this many bytes are between them."""
 _FEW_APART = 4
-"""Records are read from a memory mapping if at least one in this number of them is not adjacent to
-the previous record.
+"""Records are read from a memory mapping if on average more than one of this many records is not
+adjacent to the previous one.
 """
 
 

@@ -3,7 +3,7 @@
 A broker that truncates its log leaves the truncated bytes in the file, and the entries and index
 entries that point to them (spec: recovery.md §3); a repair that imitates the broker's recovery does
 the same. The repair notes the new end of the log in ``.rmqctl/log-end.json``, with a checksum of
-the truncated bytes. As long as the checksum matches, nothing was written after the repair, and the
+the truncated bytes. If the checksum still matches, nothing was written after the repair, and the
 truncated bytes are not part of the log.
 
 Before a writer appends messages, it overwrites the truncated bytes with zeros, which may take many

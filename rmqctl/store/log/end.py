@@ -27,8 +27,8 @@ _FIRST_CHUNK = 64 << 10
 
 
 class LogAndQueues(Protocol):
-    """The interface of a store that is needed here: its log, and its queues by topic and queue
-    id.
+    """The part of a store's interface that this module needs: the log, and the queues by topic and
+    queue id.
     """
 
     @property

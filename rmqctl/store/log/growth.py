@@ -2,10 +2,10 @@
 
 A broker writes front to back with one thread, so everything before a written byte is final. The
 first bytes that are not a complete record belong to the record that is being written. They count as
-damage only if the next file is in use, or if nothing has changed for a while and records follow.
-Such a record may be a copy in the body of the record being written, so consume queue entries and
-index entries must point to it; a broker adds these in the order of the log. Nothing is locked, and
-no file stays open between two calls.
+damage only if the next file is in use, or if nothing has changed for a while and other records
+follow. A following record may be a copy in the body of the record being written, so it counts only
+if consume queue entries and index entries point to it; a broker adds these entries in the order of
+the log. Nothing is locked, and no file stays open between two calls.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ scan of all files.
 """
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds before the files of a log are listed again: if its end has no new data, and if it has
-only a part of a record.
+"""Seconds before the files of a log are listed again. ``_IDLE_LOOK``: if there is no new data at
+the end of the log; ``_TORN_LOOK``: if there is only a part of a record.
 """
 
 
@@ -96,8 +96,9 @@ class GrowingLog:
         self.torn = False
         """True if incomplete data follows the end of the last `advance`."""
         self.stuck = False
-        """True if that incomplete data has not changed for `PATIENCE`, and no complete record
-        follows it."""
+        """True if the incomplete data that `torn` reports has not changed for `PATIENCE`, and no
+        complete record follows it.
+        """
 
     def files(self) -> list[StoreFile]:
         """Return the files of the log, sorted by name.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceStore(Protocol):
-    """The interface of a store that is needed: see `rmqctl.store.store.Store`."""
+    """The part of the interface of `rmqctl.store.store.Store` that a witness needs."""
 
     @property
     def log(self) -> CommitLog: ...
@@ -124,8 +124,8 @@ class StoreWitness:
         self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
-        """Callback that is called with the opened store, and gives it what is known about its
-        queues; not pickled.
+        """Callback that passes the known facts about the queues to the store, once it is open. It
+        is not pickled.
         """
 
     def __reduce__(self) -> Any:
@@ -315,8 +315,9 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness, without queue offsets from earlier files. To read one file,
-    such offsets would require reading the file before it, and so on, back to the first file.
+    """The evidence of another witness, without the queue offsets that earlier files show. With
+    these, reading one file would require reading the file before it, and so on, back to the first
+    file.
     """
 
     def __init__(self, witness: StoreWitness) -> None:

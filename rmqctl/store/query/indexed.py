@@ -31,7 +31,7 @@ _ALONE = 1000
 same time."""
 _LAST = np.iinfo(np.int64).max - 1
 _NEAR = 1 << 16
-"""Maximum bytes between two ranges for which both are read as one."""
+"""Two ranges are read as one if at most this many bytes are between them."""
 
 
 class SkippedRanges:

@@ -190,8 +190,8 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain messages of a topic that has no queues: if the topic's
-        queue files are missing, or if no topic of the store has queues.
+        """Return whether the log may contain messages of a topic without queues. It may if the
+        topic has a folder of queues but no queue files, or if no topic of the store has queues.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
@@ -252,8 +252,8 @@ class Selector:
         for queue in queues:
             if queue.behind and self.selection.until is None:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind:,} "
-                                     f"entries from {queue.end} on point beyond the end of the "
-                                     "log"))
+                                     f"entries (queue offsets from {queue.end} on) refer to "
+                                     "offsets beyond the end of the log"))
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:

@@ -189,7 +189,7 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
     """Return the first queue offset whose message is still in the commitlog; `LAST` if the topic
-    has no such queue, because then all messages are gone.
+    does not have this queue, because then the commitlog has none of its messages.
 
     Raises: StoreIOError.
     """

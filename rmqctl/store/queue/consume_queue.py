@@ -27,8 +27,9 @@ _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Bytes of a file's first page, and of the first read at its start."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""For a file whose end was found by sampling: the bytes before that end that are read, and the
-number of units that are read at once in a search for a physical offset.
+"""For files whose end was found by sampling. ``_LAST``: number of bytes before the end that are
+read to check it. ``_PROBES``: number of units that each step of a search for a physical offset
+reads at once.
 """
 MAX_OPEN = 128
 """Maximum number of queues that keep a file open: a process may have only 1,024 descriptors."""
@@ -219,11 +220,11 @@ class FileQueue(ConsumeQueue):
         have many queues; of most of them, no other entries are read.
         """
         self._rows: dict[int, bytes] = {}
-        """For the number of each file with few entries: all its entries. If a broker has many
-        queues, most files are like this. Entries do not change after they were written.
+        """All entries of each file that has only a few, by the file's number. If a broker has many
+        queues, most files have few entries. Entries do not change after they were written.
         """
         self._leading: dict[int, bytes] = {}
-        """For the number of a longer file: the valid entries at its start."""
+        """The valid entries at the start of each longer file, by the file's number."""
         self._page: tuple[int, int, bytes] | None = None
         """The last page from which a single entry was read: number of the file, position in the
         file, bytes."""
@@ -479,8 +480,8 @@ class FileQueue(ConsumeQueue):
         return first if log_min == 0 else self._corrected(first, end, log_min, generation)
 
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
-        """Return the result of a broker's correctMinOffset: the first entry of the first file whose
-        record has not expired.
+        """Return the result of a broker's correctMinOffset: within the first file, the queue offset
+        of the first entry whose record has not expired.
         """
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
@@ -494,9 +495,9 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Return a range of entries of the first file that includes the first entry that points to
-        ``log_min`` or after it. This is the entire file, unless the file is sampled: then its
-        entries are assumed to ascend.
+        """Return the range of entries of the first file in which to search for the first entry at
+        or after ``log_min``. The range is the entire file, except for a sampled file: its entries
+        are assumed to be in the order of the log, and bisection narrows the range.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end

@@ -22,14 +22,14 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
     """Return the light queues of a store, from its plain ``queues`` and the known ``settings`` of
     its broker (named as in `Settings`).
 
-    If the broker's configuration is known, it decides, otherwise the files.
+    Known settings decide; without them, the result is derived from the files.
 
-    With multi-dispatch off, no further entry is ever written. If it is unknown whether
-    multi-dispatch was on, a 5.x store with queues but no light queue may belong to a broker with
-    only enableLmq, which assigns queue offsets in light queues but writes no entries. In a store
-    with light queues, the setting may have changed at any time: that it is on now does not mean
-    that it was on when a message arrived. If no queue has an entry, the entries of light queues are
-    lost, too.
+    If multi-dispatch is off, a broker writes no further entries for light queues. If that setting
+    is unknown, a 5.x store with queues but without light queues may belong to a broker with only
+    enableLmq, which assigns queue offsets in light queues but writes no entries. In a store with
+    light queues, the setting may have changed at any time: even if it is on now, it may have been
+    off when a message arrived. If no queue has any entries, the entries of light queues are also
+    lost.
     """
     lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]

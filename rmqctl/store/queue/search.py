@@ -53,7 +53,8 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
     later; ``high`` if there is none.
 
     ``time_of`` returns the store time of the message at a queue offset; None if the message cannot
-    be read. Then the next readable message is used; at most ``patience`` messages are tried.
+    be read. Instead of an unreadable message, the next readable one is used; at most ``patience``
+    messages are tried.
     """
     while low < high:
         middle = (low + high) // 2

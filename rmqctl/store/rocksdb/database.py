@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""Number of attempts to read a database whose files vanish (a running broker deletes files), and
-the seconds between attempts.
+"""``_TRIES``: maximum number of attempts to read a database whose files vanish because a running
+broker deletes them. ``_PAUSE``: seconds between two attempts.
 """
 _OPEN_TABLES = 500
-"""Maximum number of tables that are kept open, because a running broker may have deleted them and
-they could not be opened again.
+"""Maximum number of open tables. Tables are kept open because a running broker may delete them, and
+a deleted table cannot be opened again.
 """
 
 
@@ -110,8 +110,8 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all of `items` as a list, which is several times faster; for ranges that are known
-        to be small.
+        """Return the items of `items` as a list, which is several times faster. Use this method
+        only for ranges that are known to be small.
         """
         if family not in self.families:
             return []
@@ -121,8 +121,8 @@ class Database(Closing):
         return items
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
-        """Raise FormatError unless the iteration of the library's items reached the end: it also
-        stops at a damaged block, and only a cursor shows the difference.
+        """Raise FormatError unless the iteration over the library's items reached the end. The
+        iteration also stops at a damaged block, and only a cursor shows the difference.
         """
         with self._telling(family):
             cursor = self._family(family).iter(bounds)

@@ -46,9 +46,9 @@ _PAGE = 1 << 15
 class RocksQueues(Closing):
     """All queues of the database in ``folder``, which is opened immediately.
 
-    ``leads``: the test for left-over rows (None: all of them count). ``stop``: rows that point to
-    this physical offset or after it are ignored, as if they were not written yet (None: all rows
-    count). ``damage``: sentences on damage in a part of the database.
+    ``leads`` decides whether a left-over row counts (None: all of them count). ``stop``: rows that
+    point to this physical offset or after it are ignored, as if they were not written yet (None:
+    all rows count). ``damage``: sentences on damage in a part of the database.
 
     Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
     """
