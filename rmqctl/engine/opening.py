@@ -59,8 +59,8 @@ class LogState:
     """The state of the log. ``end``: physical offset of the next record.
 
     ``clean``: whether the last shutdown was clean. ``start``: physical offset of the file at which
-    a broker's recovery would start. ``cut_off``: whether bytes that a repair truncated follow the
-    end.
+    a broker's recovery would start. ``cut_off``: whether the end is followed by bytes that a repair
+    truncated.
     """
 
     end: int
@@ -228,10 +228,9 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery reads; None if it
-    has no messages.
-
-    If the checkpoint has a later time, it is torn, or messages with old times were added again.
+    """Return the latest store time (ms) in the part of the log that a recovery reads; None if that
+    part has no messages. If the checkpoint has a later time, then the checkpoint is torn, or
+    messages with old times were added again.
     """
     times = [int(batch.column("store_timestamp").max())
              for batch in store.log.walk(state.start, state.end) if len(batch)]

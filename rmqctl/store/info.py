@@ -263,9 +263,9 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, folder that contains it) of the regular files below ``top``.
 
-    No folder is entered twice. A link may point to an entire disk, so only links inside a store's
-    own folders, or with their names, are followed, and only as deep as a store's folders are
-    nested. ``note`` is called with the entries of each folder.
+    No folder is entered twice. A link may point to an entire disk. So a link is followed only if it
+    is inside one of the store's own folders or has the name of such a folder, and only as deep as a
+    store's folders are nested. ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

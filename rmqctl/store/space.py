@@ -67,7 +67,7 @@ class Growth:
 @dataclass(slots=True)
 class Space:
     """The disk usage of a store. ``topics``: the usage of each topic; None if it is unknown.
-    ``not_told``: the reason.
+    ``not_told``: the reason why it is unknown.
     """
 
     items: list[Item]

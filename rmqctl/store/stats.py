@@ -167,8 +167,8 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
     """Return the length in bytes of the ranges for a pool of ``jobs``, such that each job gets a
     few tasks that are neither tiny nor huge.
 
-    ``partitions``: return the length with which there are about this many ranges. No range extends
-    over two files.
+    ``partitions``: the approximate number of ranges; if it is given, the length is computed from it
+    and not from ``jobs``. No range extends over two files.
     """
     total = sum(file.size for files in logs for file in files)
     if partitions is not None:

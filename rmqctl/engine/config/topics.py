@@ -22,8 +22,9 @@ from rmqctl.store.queue.compaction import COMPACTION, POLICY
 NAME = "topics.json"
 TABLE = "topicConfigTable"
 CLIENT_QUEUES = 4
-"""``defaultTopicQueueNums``: the number of queues that a producer requests for a topic that a
-broker creates when the first message for it arrives."""
+"""``defaultTopicQueueNums``: the number of queues that a producer requests when its first message
+makes a broker create the topic.
+"""
 DEFAULT_QUEUES = 8
 BEAN_QUEUES = 16
 """Number of queues that a broker assumes for a topic whose configuration contains no number."""

@@ -287,8 +287,8 @@ class IndexFileWriter:
 
 
 def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Create an index file in a scratch folder, to which an `IndexWriter` can append, without
-    fsync. ``parts``: (position, bytes); all other bytes are zero.
+    """Create an index file in a scratch folder, without fsync. An `IndexWriter` can append to the
+    file. ``parts``: (position, bytes); all other bytes are zero.
     Raises: StoreIOError.
     """
     make_folders(os.path.dirname(path), durable=False)

@@ -161,8 +161,8 @@ class Backlog:
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
     """Yield the sequences of records; adjacent ones are merged.
 
-    Messages that are put alone leave a sequence each. No sequence extends over two files, because a
-    blank record is between them.
+    Each message that is put alone adds a sequence. No merged sequence extends over two files,
+    because a blank record separates their records.
     """
     start = 0
     while start < len(runs):

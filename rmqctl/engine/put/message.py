@@ -27,7 +27,7 @@ class Outgoing(msgspec.Struct, gc=False):
     """A message as it reaches ``putMessage``.
 
     ``properties``: the properties string (with lone surrogates for bytes that are not UTF-8, as in
-    `read`). For None, a time is set from the engine's clock, a host from the settings.
+    `read`). If a time is None, the engine's clock sets it; if a host is None, the settings do.
     ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
     """
 

@@ -1,8 +1,8 @@
 """The groups of a store, their progress, and the first message that each of them has not consumed.
 
-Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). Where a group
-without a consumer offset in a queue starts depends on its consumers' setting ``consumeFromWhere``,
-which no store contains.
+Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). If a group has no
+consumer offset in a queue, it starts where the setting ``consumeFromWhere`` of its consumers says;
+no store contains this setting.
 """
 
 from __future__ import annotations

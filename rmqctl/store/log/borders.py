@@ -91,7 +91,8 @@ def is_whole(source: Source, start: int, end: int) -> bool:
     """Return whether the record at ``[start, end)`` seems to be completely written.
 
     The CRC covers only the body, and topic and properties are written after the body. Bytes that
-    were not written are zero: the end of the record, or a page of memory within it.
+    were not written are zero; they are at the end of the record, or fill a page of memory within
+    it.
     """
     try:
         record = decode(source.read(start - source.base, end - start))

@@ -302,8 +302,8 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the stale entries after the end of a log of DLedger's ``files``; None if it has none.
-    Only the last file can have them.
+    """Return the stale entries after the end of the DLedger log in ``files``; None if it has none.
+    Only the last file can have stale entries.
 
     If DLedger's index points from entry to entry up to the last byte, no entry is read.
 
@@ -336,9 +336,10 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 
 
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
-    """Return (count, end): the number of entries after the last intact entry that existed according
-    to DLedger's checkpoint, and the byte offset after that intact entry. (0, 0) if no entry is
-    lost.
+    """Return (count, end); (0, 0) if no entry is lost.
+
+    ``count``: the number of lost entries, that is, of entries after the last intact one that
+    DLedger's checkpoint counts. ``end``: the byte offset after the last intact entry.
 
     Raises: StoreIOError.
     """

@@ -178,7 +178,7 @@ class Follower:
         self._undecided = 0
 
     def _pass_gap(self) -> bool:
-        """Move `next` past a gap in the log; return False if no file follows, because the log has
+        """Move `next` past a gap in the log. Return False if no file follows: then the log has
         become shorter.
         """
         base = self._next_base()

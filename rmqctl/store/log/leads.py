@@ -68,7 +68,7 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """The pointers of all pages added so far; None once they are more than a cell or were
+        """The pointers of all pages added so far; None once they exceed the size of a cell, or were
         used.
         """
         self._samples: list[Array] = []

@@ -30,8 +30,8 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Bytes of the log that are searched before a topic's consumequeue is used: the consumequeue of a
-broker that is still dispatching never lags further.
+"""Bytes of the log that are searched before a topic's consumequeue is used. While a broker is still
+dispatching, the consumequeue never lags by more than this.
 """
 _REMEMBERED = 64
 

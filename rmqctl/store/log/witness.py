@@ -140,8 +140,8 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """Maximum size of a record: the given one; else the broker's setting, or the largest size
-        in an entry.
+        """Maximum size of a record: the given one; by default the usual maximum, or more if an
+        entry points to a larger record.
         """
         if self._given is not None:
             return self._given

@@ -71,11 +71,10 @@ class KeyAnswer:
 def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
            most: int = 32, kind: KeyType | None = None, raw: bool = False,
            report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages that a broker's queryMessage returns for a key, except those with another
-    key.
+    """Return the messages with a key, as a broker's queryMessage finds them.
 
-    ``kind`` limits the result to application keys or unique keys. ``raw``: also return messages
-    that have another key with the same hash.
+    ``kind`` limits the result to application keys or unique keys. ``raw``: like a broker, also
+    return messages with another key that has the same hash.
     """
     answer = KeyAnswer()
     records: dict[int, Record] = {}
@@ -118,8 +117,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Yield the messages whose field ``field`` has the given value, and that have the key, from a
-    scan of the log (for a store without an index).
+    """Scan the log of a store without an index. Yield the messages that have the key, and the given
+    value in their field ``field``.
     """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector

@@ -306,8 +306,8 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """The end that a broker's recovery finds, which reads only the last three files, unit by
-        unit, up to the first invalid unit.
+        """The end that a broker's recovery finds. The recovery reads only the last three files,
+        unit by unit, up to the first invalid unit.
         """
         if self._written is None:
             self._written = self._find_written()
