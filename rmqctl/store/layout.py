@@ -181,8 +181,8 @@ def whose_log(root: str, folders: list[str]) -> str:
     first = f"--commitlog-dir {nodes[0]}"
     if layout == "mixed":
         first = f"--commitlog-dir commitlog {first}"
-    return (f"the logs of several DLedger nodes are here ({', '.join(nodes)}), and it is unknown "
-            f"which is the broker's: pass {first} for example")
+    return (f"the store contains the logs of several DLedger nodes ({', '.join(nodes)}); it is "
+            f"unknown which one belongs to the broker: pass {first}, for example")
 
 
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],

@@ -81,7 +81,7 @@ class AppendSession:
         if renumbered:
             many = "1 message" if renumbered == 1 else f"{renumbered} messages"
             yield (f"{many} got new queue offsets, because the recorded ones are not the next "
-                   "offsets of the queues here")
+                   "offsets of the queues in this store")
         if misplaced:
             yield (f"{misplaced} messages kept a queue offset that is not the next one of their "
                    "queue: consumers do not find them at this offset, or find later messages at "
