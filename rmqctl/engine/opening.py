@@ -342,10 +342,10 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool
     """Zero the bytes after the end of the log in its last file; a copy of them is kept.
 
     These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
-    last file. A broker does not change them; but after a short record was appended, the rest of
-    them would look like damage. They may fill an entire file, so they are copied and overwritten in
-    blocks. With ``cut_off``, a repair truncated these bytes, and the note on them remains until
-    `forget_cut_off`.
+    last file. A broker does not change them; but if a shorter record were written over them, the
+    remaining bytes would look like damage. The bytes to zero may fill an entire file, so they are
+    copied and overwritten in blocks. With ``cut_off``, a repair truncated these bytes, and the note
+    on them remains until `forget_cut_off`.
     Raises: StoreIOError.
     """
     file = store.log.file_of(end)

@@ -44,8 +44,9 @@ class StoreFile:
     witness: Witness | None = field(default=None, compare=False, repr=False)
     """For a file of the log: additional evidence on the positions of its records."""
     head: int = 0
-    """For a file of the log: number of bytes before each record, in which a DLedger log has the
-    entry header."""
+    """For a file of the log: number of bytes before each record. In a DLedger log, these bytes are
+    the entry header.
+    """
 
     @property
     def end(self) -> int:

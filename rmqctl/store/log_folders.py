@@ -234,8 +234,8 @@ def _proves_itself(folder: _Folder, size: int) -> bool:
     """Return whether a folder is a log by its own files: their names are multiples of the file
     size, and their first records have these offsets.
 
-    Damage to some files is allowed: more files must have a matching offset than a wrong one, and at
-    most one file, or half of the files, may be too short.
+    Damage to some files is allowed. More files must have a matching offset than a wrong one. At
+    most half of the files may be too short; one short file is always allowed.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):

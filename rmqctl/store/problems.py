@@ -17,10 +17,10 @@ class Problem:
     """A problem. ``text`` is for users. ``offset`` (physical) and ``length`` (bytes) are None if
     the problem has no position.
 
-    ``note`` and ``in-progress`` (the incomplete last record of a store that a broker is writing to)
-    are not faults of the store; ``unreadable`` means that the operating system could not read a
-    file; all other kinds are damage. ``undecided``: the number of records in the range that may be
-    messages but are not shown.
+    Of the kinds, ``note`` and ``in-progress`` (the incomplete last record of a store that a broker
+    is writing to) are not faults of the store; ``unreadable`` means that the operating system could
+    not read a file; all others are damage. ``undecided``: the number of records in the range that
+    may be messages but are not shown.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Losses of earlier repairs of a store, as far as no filler in the log shows them.
+"""Losses of earlier repairs of a store, without those that fillers in the log show.
 
 A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note to
 ``.rmqctl/lost/ID.json``. A note may not have been written by rmqctl, so its size and content are

@@ -36,13 +36,14 @@ BitMaps = Mapping[int, bytes | None]
 """The filter bit map of each message, by physical offset."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
-"""Function that returns the former extension unit of a message as (address, filter bit map),
-from (queue, physical offset, tags code, store time); each is None if unknown."""
+"""Function of (queue, physical offset, tags code, store time) that returns the former extension
+unit of a message as (address, filter bit map). Each of the two results is None if it is unknown.
+"""
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
-"""Function that returns the queue ids for entries of multi-dispatched messages in further queues,
-from (queue names; for each entry: number of the name, the message's queue id, queue offset,
-physical offset).
+"""Function that returns the queue id of each entry of a multi-dispatched message in a further
+queue. Its arguments are the queue names, and for each entry: the number of the queue's name, the
+message's queue id, the queue offset, and the physical offset.
 """
 
 _LMQ = props.LMQ_PREFIX.encode()

@@ -32,7 +32,9 @@ class TwinFiles(QueueFiles):
         self._log_min = log_min
 
     def is_twin(self) -> bool:
-        """Return whether nothing was written, and the twin's files have no other contents."""
+        """Return whether nothing was written, and the twin's files contain no more than the new
+        files would.
+        """
         twin = self._twin
         return twin is not None and self.base is not None and not twin.troubles and (
             len(twin.files) == self._next

@@ -218,8 +218,8 @@ class Replay(_Sent[_Timed]):
 
 
 class Recorded(_Way[_Stored, Record]):
-    """Converter of stored records. A record with ``magic`` 0 or an offset of -1 lacks these; the
-    engine chooses them.
+    """Converter of stored records. If ``magic`` is 0 or an offset is -1, the record lacks this
+    value, and the engine chooses it.
 
     A body that does not match its ``body_crc`` is rejected: a broker would truncate the log at this
     record.

@@ -18,8 +18,8 @@ MAX_SECONDS = 5.0
 largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6
-"""Seconds per searched character that are added to `MAX_SECONDS` for the time limit of all searches
-for a pattern together. Most patterns need a hundredth of this time.
+"""The time limit of all searches for one pattern together is `MAX_SECONDS`, plus this many seconds
+per searched character. Most patterns need a hundredth of this time.
 """
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}

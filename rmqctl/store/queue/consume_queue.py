@@ -407,8 +407,9 @@ class FileQueue(ConsumeQueue):
         return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
-        """Return the entry at a byte offset of the queue, with a read of the page around it. If the
-        page has no valid entry at that offset, return None: the entry may have been written since.
+        """Return the entry at a byte offset of the queue, from the page around it, which is cached.
+        If the page has no valid entry at that offset, return None: the entry may have been written
+        since the page was read.
         """
         number = bisect_right(self._bases, at) - 1
         position = at - self._bases[number] if number >= 0 else -1
