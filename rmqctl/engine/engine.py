@@ -147,8 +147,8 @@ class Engine(Putting):
         """Put messages in groups as they arrive; yield a result for each, in order.
 
         With ``flush=sync``, the messages of a group share an fsync, and their results are yielded
-        after it. A group, and so the memory, is limited to 1024 messages, or to 1 MiB of bodies and
-        one more message.
+        after it. To limit memory, a group ends after 1024 messages, or once its bodies have 1 MiB
+        or more.
         """
         malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []

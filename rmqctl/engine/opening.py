@@ -299,8 +299,8 @@ def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFol
 
 
 def _noted(store: Store, end: int) -> int:
-    """Return the physical offset from which an interrupted recovery would have indexed again, from
-    its note; ``end`` without a note.
+    """Return, from the note of an interrupted recovery, the physical offset from which it would
+    have indexed again; ``end`` without a note.
     """
     try:
         with FileSource(store.path(STAGING, _AGAIN)) as source:

@@ -262,8 +262,8 @@ class Store(Closing):
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The snapshot of the store if another process has it open, taken when it is first needed;
-        otherwise None.
+        """The snapshot of the store, taken when it is first needed; None unless another process has
+        the store open.
         """
         if self._moment is not None or self._current:
             return self._moment

@@ -28,12 +28,10 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield (task, result) in the order of the tasks, which ``jobs`` threads (at most
-    `MAX_THREADS`) carry out.
-
-    The number of tasks in progress is at most one more than that of the threads, so memory stays
-    flat. When this generator ends, for any reason, all threads have ended; running tasks end at
-    their next read (`rmqctl.scan.stopping`).
+    """Yield (task, result) in the order of the tasks. ``jobs`` threads (at most `MAX_THREADS`)
+    carry out the tasks. The number of tasks in progress is at most one more than the number of
+    threads, so memory stays flat. When this generator ends, for any reason, all threads have ended;
+    running tasks end at their next read (`rmqctl.scan.stopping`).
 
     Raises: the exception of a task, when its result would be yielded.
     """
