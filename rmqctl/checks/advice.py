@@ -94,13 +94,13 @@ class RepairOutlook:
     """The effect of `recover` on a store in its current state. ``changes``: whether `recover`
     changes anything. ``lost``: number of messages that `recover` replaces by fillers or drops.
     ``undecided``: number of records about which the user has to decide. ``undo_first``: ID of an
-    earlier repair that moved data aside which only `undo` restores. ``refused``: the reason why
-    `recover` makes no plan. ``is_member``: whether the log belongs to a DLedger member, which is
-    repaired from another member. ``truncate_to``: the end of the log, if truncating the log files
-    at this offset helps and loses no message. ``form_unproven``: whether the user has to choose the
-    format of the new consume queues. ``tail``: the damaged end of the log, if it can be truncated
-    instead of filled. ``groups_beyond``: groups with an offset beyond the end of its queue after
-    the repair; None if unknown.
+    earlier repair to undo first, because only `undo` restores the data that it moved aside.
+    ``refused``: the reason why `recover` makes no plan. ``is_member``: whether the log belongs to a
+    DLedger member, which is repaired from another member. ``truncate_to``: the end of the log, if
+    truncating the log files at this offset helps and loses no message. ``form_unproven``: whether
+    the user has to choose the format of the new consume queues. ``tail``: the damaged end of the
+    log, if it can be truncated instead of filled. ``groups_beyond``: groups with an offset beyond
+    the end of its queue after the repair; None if unknown.
     """
 
     changes: bool = False

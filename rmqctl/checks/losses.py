@@ -257,7 +257,7 @@ class Losses:
 
     @property
     def cut_for_sure(self) -> int:
-        """Return the number of messages that the next startup truncates, without undecided
+        """Return the number of messages that the next startup truncates, not counting undecided
         records.
         """
         return self.cut - self.cut_undecided

@@ -61,7 +61,7 @@ _CHUNK = 1 << 16
 class Transaction:
     """An unfinished transaction. ``record``: the last half message in the log, without its body.
     ``offsets``: queue offsets of its half messages that no op message names. ``given_up``: the copy
-    that the broker moved to the separate topic.
+    that the broker stored in `GIVEN_UP_TOPIC` when it stopped checking.
     """
 
     state: str
@@ -109,8 +109,8 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """Yield the unfinished transactions in the order of their half messages, then transactions
-    whose only message is in the separate topic. ``now``: epoch ms.
+    """Yield the unfinished transactions in the order of their half messages, then transactions of
+    which only the copy in `GIVEN_UP_TOPIC` is left. ``now``: epoch ms.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
@@ -185,8 +185,8 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether an id that does not name an unfinished transaction belongs to a half message,
-    so that its transaction has ended.
+    """Return whether the transaction with this id has ended. The caller knows that the id does not
+    name an unfinished transaction; if it belongs to a half message, the transaction has ended.
     """
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])

@@ -45,8 +45,8 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """Options of a comparison. ``whole``: whether messages that expired in only one store, and
-    configuration files, are compared too.
+    """Options of a comparison. ``whole``: whether to compare also messages that expired in only one
+    store, and configuration files.
 
     ``strict``: whether a comparison by queue includes physical offset and store host. ``most``:
     maximum number of differences that are kept; all are counted. ``view``: see

@@ -180,12 +180,12 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Return, for each field that differs, its value in ``a`` and in ``b``, by name, in the order
-    of the record.
+    """Return the fields that differ, in the order of the record: by name, the value in ``a`` and
+    the value in ``b``.
 
-    ``ignored``: fields that are not compared. If they are `PLACE`, the CRC property that brokers
-    append, the sys_flag bit for an IPv6 store host, and the order of the properties are ignored
-    too.
+    ``ignored``: fields that are not compared. With `PLACE`, the comparison also ignores the CRC
+    property that brokers append, the sys_flag bit for an IPv6 store host, and the order of the
+    properties.
     """
     out: dict[str, tuple[Any, Any]] = {}
     for record_field in fields(Record):

@@ -206,8 +206,8 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """Return two arrays with an element for each queue number: the first queue offset in one
-        store, and the queue offset after its last message.
+        """Return two arrays with an element for each queue number: the first queue offset of the
+        queue in one store, and the queue offset after its last message there.
         """
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]

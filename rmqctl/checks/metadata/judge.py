@@ -327,10 +327,11 @@ class _MetadataJudge:
                     self._topic_command(f"{name} --read-queues {queues[-1] + 1}"))
 
     def _unread(self, topic: str, queues: Collection[int], written: object = None) -> int:
-        """Return the number of messages in these queues that a group of the topic has not consumed.
+        """Return the number of messages in these queues that at least one group of the topic has
+        not consumed; 0 if no group reads the topic.
 
-        A queue counts if a group has read it before, or producers still write to it (``written``:
-        writeQueueNums). A topic that no group reads does not count.
+        A queue counts only if a group has read it before, or if producers still write to it: its id
+        is less than ``written``, the topic's writeQueueNums.
         """
         committed: dict[str, dict[int, int]] = {}
         for (group, other_topic, queue_id), position in self._committed.items():
@@ -462,8 +463,8 @@ class _MetadataJudge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups that have retry messages, and so have consumed messages, but no committed
-        offset.
+        """Judge groups without a committed offset that have retry messages. A group with retry
+        messages has consumed messages, so it had an offset.
         """
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:

@@ -19,7 +19,7 @@ from rmqctl.store.store import Store
 
 
 class OffsetBeyondEnd(NamedTuple):
-    """A group's offset beyond the end of a queue, so that its consumers get OFFSET_OVERFLOW_BADLY.
+    """A group's offset that is beyond the end of a queue; its consumers get OFFSET_OVERFLOW_BADLY.
     ``max_offset``: the end of the queue.
     """
 

@@ -8,12 +8,14 @@ before this offset, but not at which positions. To count each message once, mess
 position are counted by position, and messages that only committed offsets prove are added. A record
 that may be a message is undecided, not lost.
 
-Some entries are no evidence: entries that point before the beginning of the log (expired), damaged
+A broker's recovery that truncates consume queues leaves the index and the bytes of the truncated
+entries on disk. They still prove that messages are lost.
+
+Some entries prove nothing: entries that point before the beginning of the log (expired), damaged
 entries of messages that the log still contains, and, while a broker is running, entries that point
-beyond the end of the log. A broker's recovery leaves the bytes of truncated entries and the index
-on disk; the messages of these entries are lost. An index entry alone proves nothing if it points
-beyond the last file of the log, as the index may belong to another log. It also proves nothing
-beyond an end of the log that all consume queues confirm, if a repair has recorded its losses.
+beyond the end of the log. An index entry alone proves nothing if it points beyond the last file of
+the log, as the index may belong to another log. It also proves nothing beyond an end of the log
+that all consume queues confirm, if a repair has recorded its losses.
 
 The checkpoint of a DLedger member names the last entry written; all entries between the last intact
 entry and that one are lost, even without other evidence. The checkpoint of any other store contains
@@ -62,8 +64,8 @@ from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
 _MAX_READ = 1 << 20
-"""Maximum number of entries in a queue of which all entries are read. In a longer queue, the first
-entry that may not point to a message is found by bisection, as entries are in log order.
+"""Maximum number of entries of a queue that is read completely. In a longer queue, the first entry
+that may not point to a message is found by bisection, as entries are in log order.
 """
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
@@ -420,9 +422,9 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Return a boolean array: whether each of the neighbouring entries points to no message and
-        is evidence. ``place``: the positions that the entries point to. ``low``: position before
-        which entries are expired.
+        """Return a boolean array: whether each entry proves a lost message, that is, points to no
+        message and agrees with its neighbours. ``place``: the positions that adjacent entries point
+        to. ``low``: position before which entries are expired.
         """
         gone = self.gone(place) & (place >= low)
         if not gone.any():
@@ -604,7 +606,9 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[OffsetGap]) -> int:
-    """Return the number of positions (ascending) that may belong to messages that gaps prove."""
+    """Return the number of positions in ``places`` (ascending) that may be those of messages that
+    the gaps prove.
+    """
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):
         start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()

@@ -47,7 +47,7 @@ class Rules(NamedTuple):
     forces: bool
     batch: int
     both_disks: bool
-    """True if the disk of the queues is only checked if the usage of the log's disk is not above
+    """True if the disk of the queues is checked only while the usage of the log's disk is at most
     ``expire_ratio`` (4.x).
     """
 

@@ -67,9 +67,9 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundLog(NamedTuple):
-    """Results of a pass over a sound log: the physical offset of the last record, the derived
-    results of scans, the number of messages, and the number of messages that a repair wrote or kept
-    damaged.
+    """Results of a pass over a sound log. ``last``: physical offset of the last record. ``walked``:
+    what scans of the log would return, derived from the pass. ``messages``: number of all messages.
+    ``replaced``: number of messages that a repair wrote or kept although they are damaged.
     """
 
     last: int

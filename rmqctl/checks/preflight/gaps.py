@@ -52,7 +52,7 @@ class _RecordRun:
 
 
 class DamagedBytes:
-    """Damaged spans of a log, ascending and without overlap; counts the bytes of the spans between
+    """Damaged spans of a log, ascending and without overlap, and a count of their bytes between any
     two positions.
     """
 

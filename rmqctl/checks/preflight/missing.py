@@ -80,8 +80,8 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """Return the lost messages that entries, index and committed offsets prove from the physical
-    offset ``end`` on, where a repair truncates the log. After the repair, nothing proves them.
+    """Return the lost messages from the physical offset ``end`` on that entries, index and
+    committed offsets prove. A repair that truncates the log at ``end`` removes this evidence.
     Raises: StoreIOError, UsageError.
     """
     looked_from = _looked_from(store, end)[1]

@@ -28,8 +28,8 @@ and whether to examine the whole log.
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
     """Return the prediction for a broker of the release ``given`` (None: the release that the files
-    show). Its ``others`` are the predictions for all other possible releases, for the part of the
-    log that a broker reads.
+    show). Its ``others`` are the predictions for all other possible releases; they cover only the
+    part of the log that a broker reads.
     """
     releases = judged(store, given)
     outcomes: list[Prediction] = []

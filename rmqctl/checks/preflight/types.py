@@ -38,7 +38,7 @@ _TELLING = ("commitlog", "consumequeue")
 
 class QueueChange(NamedTuple):
     """A queue whose messages are dispatched again. ``added``: number of new entries. ``kept``:
-    names of the remaining files, after which the broker appends.
+    names of the remaining files; the broker appends after the last of them.
     """
 
     kind: str
@@ -404,8 +404,8 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether a broker of every possible release starts without losing anything,
-        including entries that prove an earlier loss.
+        """Return whether brokers of all possible releases would start without losing anything.
+        Entries that prove an earlier loss must not be lost either.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 

@@ -11,10 +11,10 @@ from rmqctl.scan.frames import Array, Span
 class WalkResults:
     """The data that `AlreadyLost.look` would collect in a scan of the whole log.
 
-    ``spans``: spans that are no record. ``places``: positions without intact data, ``[start,
-    end)``. ``end``: physical offset after the last intact message. ``accepted``: position and store
-    time (ms) of the last two records that recovery accepts. ``newest``: the latest store time (ms)
-    of an intact message.
+    ``spans``: spans of bytes that are not records. ``places``: positions without intact data,
+    ``[start, end)``. ``end``: physical offset after the last intact message. ``accepted``: position
+    and store time (ms) of the last two records that recovery accepts. ``newest``: the latest store
+    time (ms) of an intact message.
 
     By queue number: ``ends``, the queue offset after the last intact message; ``pieces``, runs of
     adjacent messages (position of the first message, first queue offset, position of the last

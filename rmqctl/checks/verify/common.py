@@ -113,15 +113,15 @@ class Gaps:
 
     def __init__(self) -> None:
         self.used = 0
-        """Number of the entry after the last one that is not all zeros."""
+        """Index after the last entry that is not all zeros."""
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """Return the holes that are now certain: the number of the first entry of each, and the
-        number of its entries.
+        """Add the next entries that are not all zeros. Return the holes that these entries prove:
+        for each, the index of its first entry, and how many entries it has.
 
-        ``number``: numbers of the next entries that are not all zeros, ascending. ``valid``:
-        whether each of these entries is valid.
+        ``number``: indices of the added entries, ascending. ``valid``: whether each of them is
+        valid.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)

@@ -37,8 +37,8 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl config STORE"
 _STRUCTURE = {"log-start": "commitlog", "compaction": "compaction"}
 _TRIES, _PAUSE = 4, 0.05
-"""Number of attempts to read a file, and seconds between them: a running 5.1-5.3 broker overwrites
-its files in place, so a read may find a partly written file.
+"""Number of attempts to read a file, and seconds between two attempts. A running 5.1-5.3 broker
+overwrites its files in place, so an attempt may find a partly written file.
 """
 
 

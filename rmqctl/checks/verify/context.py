@@ -33,10 +33,10 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class StartRepairs(NamedTuple):
-    """Effect of a startup on a finding. ``by``: releases that repair it without losing a
-    message. ``not_by``: releases that do not. ``entries_lost``: number of index entries that the
-    startup discards permanently. ``unflushed``: why entries are not on disk; "" unless a broker
-    has or had them in memory and the log has all of their messages.
+    """Effect of a startup on a finding. ``by``: releases that repair it without losing a message.
+    ``not_by``: releases that do not. ``entries_lost``: number of index entries that the startup
+    discards permanently. ``unflushed``: why entries are not on disk, if a broker has or had them in
+    memory and the log has all of their messages; otherwise "".
     """
 
     by: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ class StartRepairs(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """Return INFO if all of these releases repair the finding or its entries are only
-        unflushed; else "", which means the severity of the category.
+        """Return INFO if all of these releases repair the finding, or if its entries are only
+        unflushed. Otherwise return "": the finding has the severity of its category.
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
@@ -185,9 +185,9 @@ class Context:
 
 
 class BadRecord(NamedTuple):
-    """An intact record whose bytes do not match a checksum. ``field`` is ``body`` or
-    ``properties``. ``why``: what is wrong with properties that no checksum covers; "" if a checksum
-    covers them.
+    """A complete record with a damaged body or damaged properties. ``field``: the damaged part,
+    ``body`` or ``properties``. ``why``: what is wrong with the properties, if no checksum shows
+    their damage; otherwise "".
     """
 
     offset: int
@@ -205,9 +205,9 @@ class BadRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PassFacts:
-    """Data that the pass collects for a prediction (`rmqctl.checks.preflight.from_pass`), which
-    then need not read the log again. All offsets are physical. ``intact_end``: the offset after
-    the last intact message. ``blanks``: offsets of the blank records that close files.
+    """Data that the pass collects, so that a prediction need not read the log again
+    (`rmqctl.checks.preflight.from_pass`). All offsets are physical. ``intact_end``: the offset
+    after the last intact message. ``blanks``: offsets of the blank records that close files.
     ``odd_numbers``: offsets of records with a numeric property that a broker cannot parse.
     ``first_v2``: offset of the first record of version 2. ``complete``: whether all of this data
     was kept and no message has additional entries.

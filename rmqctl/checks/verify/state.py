@@ -36,8 +36,8 @@ def default_path(root: str) -> str:
 class VerifiedEnd:
     """The end of the verified part of the log. ``position``: physical offset of a frame border.
 
-    ``anchor`` and ``anchor_end`` are the start and end of the last record before ``position``: as
-    long as this record exists, data was only added to the log.
+    ``anchor`` and ``anchor_end`` are the start and end of the last record before ``position``. If
+    this record still exists, data was only appended to the log.
     """
 
     position: int
@@ -56,8 +56,9 @@ class VerifiedEnd:
 
 def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> VerifiedEnd:
-    """Return the position at which the next run has to start: the first problem in the log, or the
-    end of the log if the store has no problem.
+    """Return the position at which the next run starts: the end of the log if this run found no
+    problem, otherwise the first problem in the log. If all problems are in other structures, the
+    next run starts where this run started.
 
     ``before``: the position at which this run began. ``last_record``: start and end of the last
     record that this run read.

@@ -198,8 +198,8 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the problems, and the findings for entries of lost messages, whose severity is
-        only info.
+        """Return the problems, and also the findings for entries of lost messages, although their
+        severity is only info.
         """
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]

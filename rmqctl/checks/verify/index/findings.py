@@ -376,8 +376,8 @@ class _SlotCounts:
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
-        """Return whether a broker since 4.9.1 wrote the message of the first entry: these brokers
-        write no separator at the end of the properties.
+        """Return whether a broker of 4.9.1 or later wrote the message of the first entry. These
+        brokers write no separator after the last property.
         """
         entry = index.entry(1)
         record = None if entry is None else self._store.log.record_at(entry.physical_offset)

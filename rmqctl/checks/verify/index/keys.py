@@ -18,7 +18,7 @@ from rmqctl.store.index.entries import AllIndexEntries, EntryPlace, OpenedFile
 
 MAX_LISTED = 200_000
 _MARGIN = 4096
-"""Number of additional entries, after those of a block, that are compared with the block."""
+"""Number of entries that are read at a time to find the last entry that belongs to a block."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,9 @@ class KeyTally:
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pair equal items (position, hash) of two lists; each item is used once. Return, for each
-    actual item, the number of its equal wanted item (-1: not paired), and the numbers of the
-    wanted items that are not paired.
+    """Pair equal items (position, hash) of two lists; each item is used once. Return two arrays:
+    for each actual item, the index of the wanted item that it is paired with (-1: not paired); and
+    the indices of the wanted items that are not paired.
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
@@ -161,9 +161,9 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Return whether entry 1 may have the time difference ``diff``. In a rolled file, the
-        difference counts from the end time of the previous file, which may have expired, or of the
-        last file by name (index.md §7).
+        """Return whether the first entry of an index file may have the time difference ``diff``. In
+        a rolled file, this time is counted from the end of an earlier file: the previous file,
+        which may have expired, or the last file by name (index.md §7).
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0

@@ -101,8 +101,8 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Return whether an index entry points beyond the end of the log. It confirms a single consume
-    queue entry that points beyond the end, as this entry alone may be wrong.
+    """Return whether an index entry points beyond the end of the log. A single consume queue entry
+    that points beyond the end may be wrong; such an index entry confirms it.
     """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
@@ -169,7 +169,7 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 def _contradicted(context: Context) -> Iterator[Finding]:
     """Yield findings for intact records that consume queues and index contradict. Such records are
-    searched near messages whose entry points elsewhere, and near the positions that unmatched
+    searched for near messages whose entry points elsewhere, and near the positions that unmatched
     entries point to.
     """
     store = context.store

@@ -389,12 +389,14 @@ class MessageChecks:
     def _add_further(self, part: CheckedBatch, rows: ExpectedRows,
                      further: tuple[Array, text.Texts, Array], *,
                      skipped: bool = False) -> None:
-        """Add additional expected entries, some of which may legally be missing.
+        """Add the entries that messages should have in the further queues that they name. Some of
+        these entries may legally be missing.
 
         A 5.x broker assigns queue offsets to messages of some topics without dispatching them
         (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
-        them. No such entry counts as missing if the broker of this store may not write any of them,
-        or if the broker ignores the message's list because it is too short (``skipped``).
+        them. No entry counts as missing if the broker's settings may keep it from writing such
+        entries, or if the broker ignores the queues that a message names because their list is too
+        short (``skipped``).
         """
         message, names, offsets = further
         if not len(message):

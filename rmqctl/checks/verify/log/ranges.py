@@ -29,12 +29,12 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Minimum size of a range: this many bytes for each queue of the store, and for each file of its
-log, as the check of each range examines all queues and files.
+"""A range has at least this many bytes for each queue of the store, and for each file of its log,
+because the check of each range examines all queues and files.
 """
 _MAX_BYTES = 1 << 30
-"""Maximum size of a range in bytes if there are several threads: progress may be reported only once
-per range.
+"""Maximum size of a range in bytes, with several threads. A range may report its progress only
+once, and a larger range would report it too late.
 """
 Progress = Callable[[int], None]
 

@@ -73,7 +73,8 @@ class ExtReader(Closing):
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
         """Read a page that starts at this position of a file. Return its position, the last
-        position at which a unit is certainly complete, and its bytes.
+        position at which a unit may start so that the page certainly contains all of it, and its
+        bytes.
         """
         if self._source is None or self._source.name != path:
             self.close()
@@ -196,7 +197,8 @@ class _Window:
         """Return the first of the sizes ``ways`` for which a unit or the end mark is at
         ``position`` plus this size.
 
-        If no size fits, return the first for which the unused part follows; else None.
+        If there is none, return the first of the sizes after which the unused part of the file
+        begins; None if there is none of these either.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:

@@ -34,8 +34,8 @@ _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, p
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Minimum length, in queue offsets, of a gap before the last message of a queue for which the queue
-offset of this message counts as damaged.
+"""If the gap before the last message of a queue has at least this many queue offsets, the queue
+offset of that message counts as damaged.
 """
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """First queue offset whose entry no file can contain."""
@@ -141,11 +141,11 @@ class LeftOverRows:
     def _settle_gaps(self) -> None:
         """Accept the entries after a gap in the queue offsets of the log.
 
-        A broker appends such an entry at the end of its queue, before the queue offset of its
-        message (`ConsumeQueue.putMessagePositionInfo`). So each run of entries begins where the
-        previous run ends, no later entry is at the queue offset of its message, and no other
-        message has a queue offset inside the gap. If a run does not meet these conditions, its
-        messages and all later messages become claims again.
+        A broker appends such an entry at the end of the queue, so the entry has a lower queue
+        offset than its message (`ConsumeQueue.putMessagePositionInfo`). Three conditions follow:
+        each run of entries begins where the previous run ends, no later entry is at the queue
+        offset of its message, and no other message has a queue offset inside the gap. If a run does
+        not meet these conditions, its messages and all later messages become claims again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
@@ -233,8 +233,8 @@ class QueueReconciler(LeftOverRows):
     """Explanation of the differences between one queue and the log."""
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings for the queue. Call `prepare` of all queues before: an entry of one
-        queue may explain a message of another.
+        """Yield the findings for the queue. First call `prepare` for all queues, because an entry
+        of one queue may explain a message of another.
         """
         # Messages without their entry, or with another one.
         if self._is_switched:

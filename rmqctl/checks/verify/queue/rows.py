@@ -65,8 +65,8 @@ class QueueTally:
     wrong_times: int = 0
     """Number of entries in RocksDB whose store time differs from that of their message."""
     first_wrong_time: tuple[int, int, int] | None = None
-    """The first such entry: its queue offset, its store time (ms), and the store time of its
-    message.
+    """The first entry in RocksDB with a wrong store time: its queue offset, its store time (ms),
+    and the store time of its message.
     """
     agreeing: int = 0
     unlisted: int = 0
@@ -75,7 +75,8 @@ class QueueTally:
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     without_queue: list[Claim] = field(default_factory=list)
-    """Intact messages, if the queue has no files; further messages are counted in ``unnoted``."""
+    """If the queue has no files: its first intact messages. All others are counted in ``unnoted``.
+    """
     unnoted: int = 0
     begun: int | None = None
     """Physical offset of the first message of the queue (`begun_at`), once determined."""
@@ -137,7 +138,8 @@ def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class ExpectedRows:
     """Expected entries as columns: queue number, queue offset, physical offset, size, tags code.
 
-    ``damaged`` marks entries of records with a damaged body: their fields may be damaged, too.
+    ``damaged`` marks the entries of records with a damaged body, because other fields of these
+    records may be damaged as well.
     """
 
     queue: Array
@@ -444,9 +446,11 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
-    """Find entries of messages at earlier positions of their queue, which ends at queue offset
-    ``end``. Return a boolean array (whether each message has such an entry), the number of
-    positions by which each found entry is too early, and the found entries.
+    """Search a queue for entries that are at lower queue offsets than their messages. ``end``: the
+    queue offset at which the queue ends.
+
+    Return a boolean array (whether each message has such an entry), the number of positions by
+    which each found entry is too early, and the found entries.
     """
     begin, units = _ahead(queue, end, offset, physical)
     none: Array = np.zeros(len(offset), bool)
@@ -462,8 +466,9 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """Return entries of a queue that may belong to the messages, from before the entry of the first
-    message on, with the queue offset of the first returned entry.
+    """Return the part of a queue in which to search for entries that are too early: the queue
+    offset of its first entry, and its entries. This part begins before the queue offset of the
+    first message.
     """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK

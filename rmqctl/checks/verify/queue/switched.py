@@ -22,9 +22,10 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
     """Return the physical offsets of the messages that were stored while multi-dispatch was on.
 
-    ``places``: physical offsets of messages without an entry in the light queue ``key``.
-    Multi-dispatch was on if another light queue has an entry for a message in the same gap between
-    two entries of this queue, or after the last entry of this queue.
+    ``places``: physical offsets of messages without an entry in the light queue ``key``. They are
+    grouped by the gap between two entries of this queue that they are in. Multi-dispatch was on for
+    a whole group if an entry of another light queue points to the part of the log from the first to
+    the last message of the group.
     Raises: StoreIOError.
     """
     if not places:

@@ -1,7 +1,7 @@
 """Reading of the timer log by column: the position and time of each unit, and whether it is used.
 
-spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; if the remaining
-space is too small for a unit and an end mark, the end mark is at this position.
+spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file. Once the
+remaining space is too small for another unit and the end mark, the end mark follows the last unit.
 """
 
 from __future__ import annotations

@@ -128,10 +128,10 @@ class Wheel:
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """Yield, for last_pos and first_pos, the field's name, the slots whose field points to a
-        unit with another time, and the positions of these units.
+        """Yield three items for each of the fields last_pos and first_pos: its name, the slots in
+        which it points to a unit with another time, and the positions of these units.
 
-        Units that are damaged, expired or too old are skipped.
+        Units whose time is unknown are skipped (`TimerLog.times`).
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             sound_slots = np.flatnonzero(self.sound & ~self.bad)
@@ -140,9 +140,9 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Return a boolean array: whether the slot of each unit's time does not confirm the unit,
-        as it has another time or the unit is before its first or after its last unit. ``time``:
-        the units' times, counted in slots.
+        """Return a boolean array: True for each unit that the slot of its time does not confirm,
+        because the slot has another time, or because the unit is before the slot's first unit or
+        after its last unit. ``time``: the units' times, counted in slots.
         """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)
@@ -234,10 +234,11 @@ class WheelChains:
                               "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
-        """Yield the wrong field, the slots, and the positions of their units, for slots whose time
-        differs from the time of their unit.
+        """Find the slots that point to a unit with another time. Yield, for each field that may be
+        wrong, its name, the slots in which it is wrong, and the positions of their units.
 
-        If the time of the unit belongs to this slot, the time of the slot is the wrong field.
+        If the unit belongs to the slot by its own time, the time of the slot is wrong; otherwise
+        the field that points to the unit is wrong.
         """
         for name, slots, places in wheel.mismatches(self._log):
             own = np.array([self._suspects.get(unit_position, slot + 1) % SLOTS == slot
