@@ -332,7 +332,7 @@ def test_what_an_earlier_recovery_cut_off_is_lost_already(tmp_path: Path) -> Non
         file.write(struct.pack(">q", writer.puts[99].physical))
     found = preflight(store)
     assert found["messages_already_lost"] == 20
-    assert any("which the last clean shutdown confirmed" in note for note in found["notes"])
+    assert any("The last clean shutdown confirmed this end" in note for note in found["notes"])
     (store / "abort").touch()
     assert preflight(store)["messages_already_lost"] == 20
 

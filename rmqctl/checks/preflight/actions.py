@@ -255,8 +255,8 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     if clean and (predicted.messages_lost or predicted.rows_cut):
         out.append(Phrase(
             "after a clean shutdown, brokers up to 5.3.1 check the log from the third-last file "
-            "on, 5.3.2 and 5.3.3 from the end of the consume queues on: only the versions that "
-            "start earlier detect damage between these two positions"))
+            "on, 5.3.2 and 5.3.3 from the end of the consume queues on: only versions that begin "
+            "at the earlier of these two positions detect damage between them"))
     if not clean and "do not add up" in predicted.stop_reason:
         out.append(Phrase(
             "after an unclean shutdown, brokers up to 4.3.1 accept a record whose field lengths "

@@ -358,10 +358,11 @@ class AlreadyLost:
         if count:
             predicted.notes.append(
                 Phrase(
-                    "{count:,} entry points beyond the end of the log, which the last clean "
-                    "shutdown confirmed: an earlier recovery truncated the message",
-                    "{count:,} entries point beyond the end of the log, which the last clean "
-                    "shutdown confirmed: an earlier recovery truncated the messages", count=count))
+                    "{count:,} entry refers to an offset beyond the end of the log. The last clean "
+                    "shutdown confirmed this end, so an earlier recovery truncated the message",
+                    "{count:,} entries point beyond the end of the log. The last clean shutdown "
+                    "confirmed this end, so an earlier recovery truncated the messages",
+                    count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Merge the ranges of the log without intact data into one ascending list."""

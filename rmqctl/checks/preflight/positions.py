@@ -116,8 +116,8 @@ class OffsetJudge:
             queues = len({beyond.number for beyond in alone})
             yield Phrase(
                 "group offsets are beyond the end of {queues}, and nothing else shows more "
-                "messages ({named}): messages are lost, or the offsets were set by hand or belong "
-                "to a topic that was recreated; nothing is counted as lost",
+                "messages ({named}). Messages may be lost, but the offsets may also have been set "
+                "by hand or belong to a topic that was recreated, so no message is counted as lost",
                 queues=plural(queues, 'queue'), named=_named(alone))
         if without_room:
             yield Phrase(

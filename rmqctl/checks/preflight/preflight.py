@@ -429,8 +429,10 @@ class _Start:
         if self.cut is not None:
             predicted.notes.append(
                 Phrase(
-                    "a repair truncated the log at {end}: {messages} ({bytes} in all) after that "
-                    "are no longer part of it",
+                    "a repair truncated the log at {end}: {messages} after this offset ({bytes} in "
+                    "all) is no longer part of it",
+                    "a repair truncated the log at {end}: {messages} after this offset ({bytes} in "
+                    "all) are no longer part of it", count=lost.total + lost.superseded,
                     messages=plural(lost.total + lost.superseded, 'intact message'),
                     bytes=plural(self.cut.used - self.cut.end, 'byte'), end=self.cut.end))
         else:

@@ -403,8 +403,8 @@ def _left(store: Store, cut: CutOff) -> Finding:
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
         "cut-off", "commitlog", f"a repair truncated the log at {cut.end}: "
-        f"{plural(count, 'intact message')} after that {'is' if count == 1 else 'are'} no longer "
-        "part of it", file=None if file is None else file.path, offset=cut.end,
+        f"{plural(count, 'intact message')} after this offset {'is' if count == 1 else 'are'} no "
+        "longer part of it", file=None if file is None else file.path, offset=cut.end,
         length=cut.used - cut.end, position=None if file is None else cut.end - file.base,
         count=max(count, 1))
 

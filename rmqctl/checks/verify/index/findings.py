@@ -88,7 +88,7 @@ def _extra(context: Context) -> Iterator[Finding]:
         physical, place = min(ahead)
         count = len(ahead) + unlisted_ahead
         yield _entry(tally.files, place, "index-ahead", "physical_offset",
-                     f"{plural(count, 'entry points', 'entries point')} to {physical} and beyond; "
+                     f"{plural(count, 'entry refers', 'entries point')} to {physical} and beyond; "
                      f"the log ends at {context.log_end}", count)
 
 

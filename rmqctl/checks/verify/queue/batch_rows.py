@@ -157,7 +157,8 @@ class _BatchQueueCheck:
         for first, count in runs(numbers.tolist()):
             row = int(np.flatnonzero(index == first)[0])
             words = (f"{plural(count, 'entry', 'entries')} from "
-                     f"{int(rows['physical_offset'][row])} on point beyond the end of the log "
+                     f"{int(rows['physical_offset'][row])} on "
+                     f"{'points' if count == 1 else 'point'} beyond the end of the log "
                      f"({self._log_end})")
             yield self._tell(file, first, ("cq-ahead", "physical_offset", words),
                              base=int(rows["msg_base_offset"][row]), count=count)

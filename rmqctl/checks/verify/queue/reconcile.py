@@ -256,7 +256,8 @@ class QueueReconciler(LeftOverRows):
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
                 "cq-ahead", f"{plural(end - first, 'entry', 'entries')} from queue offset {first} "
-                f"on point to {where} and beyond; the log ends at {self.context.log_end}",
+                f"on {'points' if end - first == 1 else 'point'} to {where} and beyond; the log "
+                f"ends at {self.context.log_end}",
                 first, count=end - first)
         for first, count in self._impossible:
             unit = self.queue.unit(first)
