@@ -325,7 +325,8 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     """Yield a note on messages that consumers sent back for a retry. The group receives them from
-    the retry topic, and also from the original topic if its offset in that topic is not after them.
+    the retry topic, and a second time from the original topic if its offset in the original topic
+    is not after them.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

@@ -196,8 +196,9 @@ def was_ended(store: Store, id: str) -> bool:  # noqa: A002
 
 
 class _Copies:
-    """Finds the queue offsets of all half messages of a transaction: in the index, which may be
-    incomplete, and with ``thorough`` also by reading the topic of half messages once.
+    """Search for the queue offsets of all half messages of a transaction. The search uses the
+    index, which may be incomplete; with ``thorough``, it also reads the topic of half messages
+    once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

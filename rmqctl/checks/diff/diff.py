@@ -263,7 +263,7 @@ class Diff:
                 **asdict(job.tally)}
 
     def _head(self, job: PhysicalPass, side: Side, other: Side, upto: int) -> int:
-        """Skip the messages before the start of the other log, or report them with ``whole``;
+        """Skip the messages before the start of the other log or, with ``whole``, report them;
         return their number.
         """
         if self.options.whole:

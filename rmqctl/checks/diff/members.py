@@ -99,9 +99,9 @@ class DLedgerMember:
 
 
 class DifferingEntries(NamedTuple):
-    """Entries ``first`` to ``last`` (indexes), which differ between members; byte offsets ``[pos,
-    end)``. For each member: the state of its entries (``kinds``), their ``terms``, and ``groups``:
-    members with the same number have equal entries.
+    """A run of entries that differ between members: indexes ``first`` to ``last``, byte offsets
+    ``[pos, end)``. One item for each member: ``kinds``, the state of its entries; ``terms``, the
+    term of its entries; ``groups``, a number that is the same for members with equal entries.
     """
 
     first: int

@@ -1,6 +1,6 @@
-"""Messages that are lost before any broker starts: consume queues, index or consumer offsets prove
-messages that the log no longer contains, or gaps in the log prove them
-(`rmqctl.checks.preflight.gaps`).
+"""Messages that are lost before any broker starts. The log no longer contains them, but consume
+queue entries, index entries, consumer offsets or gaps in the log (`rmqctl.checks.preflight.gaps`)
+prove that they existed.
 
 A consume queue entry proves a message if the other entries of its queue agree with this entry. An
 index entry also proves a message. A committed offset of a group proves that there were messages

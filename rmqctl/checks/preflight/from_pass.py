@@ -3,8 +3,8 @@ that the log is not read again.
 
 `verify` has compared all messages with their consume queue entries. A message whose entry points to
 it is not lost, and a start does not change that. So only messages without an entry, damaged records
-and bytes that are not a record are examined. They give the same counts as a scan by `preflight`.
-This works only for ordinary stores; `preflight` has to scan any other store.
+and bytes that are not a record are examined. The counts are the same as those of a scan by
+`preflight`. This works only for ordinary stores; `preflight` has to scan any other store.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class OffsetJudge:
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Return the size in bytes of the smallest of a queue's last messages; if no message has an
-        entry, the minimum size of a message.
+        """Return the size in bytes of the smallest of a queue's last messages; if none of them has
+        an entry, the smallest size that a message can have.
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))

@@ -265,7 +265,7 @@ class _ReachedEntries:
 
 def _sound(index: IndexFile, entries: int) -> int | None:
     """Return the number of used slots if exactly one slot, or one newer entry of the same slot,
-    points to each entry; else None. Also None if the compiled kernel is not available.
+    points to each entry. Return None if this is not so, or if the compiled kernel is not available.
     """
     kernel = active()
     shape, source = index.shape, index.source

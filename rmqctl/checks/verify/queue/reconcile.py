@@ -327,8 +327,8 @@ class QueueReconciler(LeftOverRows):
         5.x does so if enableLmq is on and enableMultiDispatch is off. After a restart, it assigns
         queue offsets from the end of the entries again, so the entry at such a queue offset may
         belong to a later message. If this queue offset has no entry, the entry was lost or was
-        never written. The two cases differ only if enableMultiDispatch is known to be off: a
-        setting that is on now may have been off when the message was stored.
+        never written. The two cases can be distinguished only if enableMultiDispatch is known to be
+        off: a setting that is on now may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

@@ -159,6 +159,6 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
 def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
     return Finding("cq-gap", STRUCTURE, f"{plural(end - first, 'queue offset')} from {first} on "
                    f"{'has' if end - first == 1 else 'have'} no entry and no message, but entry "
-                   f"{first - 1} points to {before.physical_offset} and more follow: pulls end "
-                   "there", file=queue.folder, topic=queue.topic,
+                   f"{first - 1} points to {before.physical_offset} and later entries follow: "
+                   "pulls end at this gap", file=queue.folder, topic=queue.topic,
                    queue_id=queue.queue_id, queue_offset=first, count=end - first)
