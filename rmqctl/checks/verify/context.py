@@ -53,7 +53,8 @@ class StartRepairs(NamedTuple):
 
     def words(self, action: str) -> str:
         """Return text to append to a detail, such as ``; a broker's start recreates them (4.9.3,
-        5.3.3)``; "" if no release repairs the finding. ``action``: what the startup does.
+        5.3.3)``, or why entries are unflushed; "" if there is nothing to say. ``action``: what the
+        startup does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
@@ -137,7 +138,8 @@ class Context:
     @cached_property
     def _flushed_to(self) -> int | None:
         """Return the physical offset up to which a broker has flushed all entries to RocksDB. None
-        if this is unknown or no entry may be missing (queues in files, or a clean shutdown).
+        if this is unknown, or if all entries must be on disk (queues in files, or a clean
+        shutdown).
 
         Entries are written to RocksDB without a write-ahead log and in log order, and both column
         families are flushed together. So the checkpoint on disk shows which entries are on disk;

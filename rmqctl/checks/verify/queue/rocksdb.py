@@ -134,8 +134,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield a finding for each run of queue offsets, between two entries, that have no entry and no
-    message in the log.
+    """Yield a finding for each gap between two entries of a queue, if the log has no messages with
+    the missing queue offsets.
 
     ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """

@@ -38,8 +38,9 @@ _BACK, _MAX_BACK = 1 << 12, 1 << 21
 
 
 class Claim(NamedTuple):
-    """A message without its expected entry: the values of the expected entry. ``row``: physical
-    offset, size and tags code of the actual entry at this queue offset (None: no entry).
+    """A message whose expected entry does not exist. ``row``: physical offset, size and tags code
+    of the actual entry at this queue offset (None: no entry); all other fields belong to the
+    expected entry.
     """
 
     queue_offset: int
