@@ -103,7 +103,7 @@ class TimerStart:
     ``skipped``: overdue by more than 7 days; ``unreachable``: the broker finds them in no slot;
     ``gone``: not in the commitlog. ``waiting``: number of messages that are not in the timer log
     yet; the broker enqueues them after the startup, from queue offset ``next_row`` on.
-    ``read_from``: the time (ms) from which on a broker reads the wheel.
+    ``read_from``: the first time (ms) from which a broker reads the wheel.
     """
 
     pending: int

@@ -11,7 +11,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync_file, sync_folder
 
 MANY = 256
-"""Number of files and folders from which on the entire file system is flushed at once."""
+"""Minimum number of files and folders for which the entire file system is flushed at once."""
 
 
 def sync_many(paths: Sequence[str], folder: str) -> None:

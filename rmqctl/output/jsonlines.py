@@ -22,7 +22,7 @@ _COMPACT = json.JSONEncoder(
 )
 
 _MIN_FAST_ROWS = 256
-"""Number of rows from which on loading a faster encoder saves time."""
+"""Minimum number of rows for which loading a faster encoder saves time."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
 

@@ -286,7 +286,7 @@ class FileSource(Closing):
     """Reader for a file at a mounted location (`rmqctl.vfs`), which has no descriptor."""
     head = 0
     zeros_from: int | None = None
-    """The position from which on all bytes are known to be zero, for example a hole."""
+    """The position after which all bytes are known to be zero, for example in a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
                  witness: Witness | None = None, head: int = 0, *, device: bool = False) -> None:

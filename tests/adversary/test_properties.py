@@ -338,7 +338,8 @@ def test_a_broker_that_forces_appended_crcs_ends_its_log_there(kind: str, tmp_pa
     assert [one["to"] for one in plan["actions"] if one["action"] == "truncate"] == [put.physical]
     # `recover` sets it right, or says that it does not.
     mended = run("recover", store, *SIZES, *forced(tmp_path), "--apply", "--yes").expect(0, 1)
-    assert (kind == "glued") <= (mended.code == 1 and "as brokers write batches" in mended.err)
+    assert (kind == "glued") <= (
+        mended.code == 1 and "as in batches that brokers write" in mended.err)
     assert mended.code == 1 or (
         ends_at(store, "5.3.3", *forced(tmp_path)) == writer.end)
     whole = WORLDS["sealed"].puts()

@@ -98,7 +98,7 @@ def _destroyed(predicted: Prediction, store: Store, queues: RecoveredQueues) -> 
         if state.kind == PLAIN and vfs.isdir(store.path(further)):
             predicted.doomed.append(further)
         predicted.actions.append(Action("destroy", state.target, state.disk_end, None,
-                                      Phrase("the log has no file")))
+                                      Phrase("the log has no files")))
 
 
 def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:

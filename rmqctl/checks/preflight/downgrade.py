@@ -59,7 +59,7 @@ _MAPPINGS = "topicQueueMapping.json"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
-    """Add to a prediction the losses of data that its release does not read."""
+    """Add the data that the predicted release does not read to the losses of a prediction."""
     version = version_of(predicted.broker_version)
     unread = (
         "v2 record" in predicted.stop_reason

@@ -60,7 +60,7 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
         if not predicted.starts:
             return
         if not log.files:
-            predicted.truncate_to, predicted.stop_reason = 0, "the log has no file"
+            predicted.truncate_to, predicted.stop_reason = 0, "the log has no files"
             return
         _recover(store, version, predicted, log)
         _actions(store, predicted, log, loading)

@@ -205,7 +205,7 @@ class _Start:
         predicted.loaded_log = list(self.log.files)
         if not self.log.files:
             predicted.truncate_to = 0
-            predicted.stop_reason = Phrase("the log has no file")
+            predicted.stop_reason = Phrase("the log has no files")
         else:
             if self.log.files[-1].head:
                 self._recover_dledger(predicted)

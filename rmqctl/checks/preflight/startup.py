@@ -79,7 +79,7 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
                             profile=followed.version.name, mendable=store.layout.is_mended)
     if followed.log_unopened:
         prediction.truncate_to = 0
-        prediction.stop_reason = Phrase("the log has no file")
+        prediction.stop_reason = Phrase("the log has no files")
     return prediction
 
 

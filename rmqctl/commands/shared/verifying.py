@@ -58,8 +58,8 @@ def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
 
 def show(out: Output, verdict: VerifyResult[C],
          covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
-    """Print the verdict in the chosen format. ``covered``: returns a description for people of what
-    was checked.
+    """Print the verdict in the chosen format. ``covered``: returns a human-readable description of
+    what was checked.
     """
     if verdict.total > len(verdict.findings):
         out.warn(Phrase("{some} more findings counted but not listed (--limit)",

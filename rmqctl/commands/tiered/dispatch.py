@@ -110,7 +110,7 @@ def command(
     Reads the messages, and writes DIR, the metadata (config/tieredStoreMetadata.json) and the index
     files (tiered_index_file/), the last two in STORE or where --metadata points. A broker can
     continue the upload. A damaged message stops its queue (exit code 1), not the others. The next
-    run completes an interrupted one. Times are those of the messages, also where a broker misreads
+    run completes an interrupted one. Times are those of the messages, even where a broker misreads
     them (IPv6 hosts).
 
         rmqctl tiered dispatch STORE /mnt/tier --broker broker-a

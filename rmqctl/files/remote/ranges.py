@@ -294,7 +294,7 @@ class RangeCache:
                         self._given_up[path] = failure, time.monotonic()
                     raise
                 time.sleep(_PAUSE * 2**tries)
-        raise AssertionError("no try")
+        raise AssertionError("no attempt was made")
 
     def _once(self, path: str, start: int, end: int, *, check: bool) -> bytes:
         listed, where = self._files[path], self._remote.where(path)

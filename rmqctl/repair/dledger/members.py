@@ -470,11 +470,11 @@ class _Job:
         gone = self._gone(-1 if last is None else last.number)
         if gone:
             self.notes.append(
-                f"the log ends with entry {-1 if last is None else last.number}, and its "
-                f"checkpoint names {plural(gone, 'more entry', 'more entries')}: a leader sends "
-                "them again if most of the group has them. Until then this member votes as if it "
-                "never had them: if it took part in committing them, start it only while the "
-                "others run")
+                f"the log ends with entry {-1 if last is None else last.number}, but its "
+                f"checkpoint names {plural(gone, 'more entry', 'more entries')}. A leader sends "
+                "the missing entries again if most of the group has them. Until then, this member "
+                "votes as if it had never had them; if it took part in committing them, start it "
+                "only while the other members run")
         total += gone
         if not total:
             self._clear(end)

@@ -116,8 +116,8 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """Return the number of bytes of which one must change to make the body text; None if it is
-    text.
+    """Return the number of bytes that may be the wrong byte because of which the body is not text;
+    None if the body is text.
 
     For a control character this is 1. If the UTF-8 decoder stops at an invalid sequence, the wrong
     byte is in that sequence or in the character before it.

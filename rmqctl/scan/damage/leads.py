@@ -1,4 +1,4 @@
-"""Evidence of consume queues and the index for and against adjacent records.
+"""Evidence from consume queues and the index for and against adjacent records.
 
 A page that was never written to disk keeps its earlier content. If the log was truncated and
 written again there, the earlier content consists of intact records, at their own offsets and with

@@ -1,19 +1,22 @@
-"""Judge intact records in damage by the queue offsets around it, in a log of one queue.
+"""Decide by queue offsets whether intact records in a damaged range are messages, in a log of one
+queue.
 
-The log of a tier contains all messages of one queue and no others (tiered.md §7). So the range
-between two messages contains a record for each queue offset between those of the two messages: the
-*slots*. A damaged record has one slot, and so has each message after it; frames in a body have
-none. The sender of a message may know the slots, so the fields of a frame prove nothing by
-themselves: the records of all slots must fit into the range.
+An intact record in a damaged range (a *frame*) is either a message, or part of the body of a
+damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7).
+So each queue offset between those of the messages before and after the range (a *slot*) belongs to
+one message in the range. A sender may guess these queue offsets and put a forged record into a
+body, so the fields of a frame prove nothing by themselves. What counts is whether the messages of
+all slots fit into the range.
 
-* One slot: it belongs to the damaged record, and everything in the range is its body. Exception: if
-  a write was interrupted and its messages were written again, the range has more records than
-  slots. Then the range does not end like a message, or the frame at its end has the slot.
-* More slots than frames: if each frame has a slot, the remaining slots belong to damaged records.
-  If frames were in the body of one of these records, the range would also contain the damaged
-  messages to which the slots of these frames belong, each at least as long as a message's header
-  (its topic and properties may be the last bytes of a frame). If the range has no space for one
-  more message, the frames are messages.
+* One slot: it belongs to the damaged message, and everything in the range is the body of this
+  message. There is one exception: after an interrupted write, messages are written again, so the
+  range contains more records than slots. Such a range does not end as a message does, or the queue
+  offset of its last frame is the slot.
+* More slots than frames: if the queue offset of each frame is a slot, the other slots belong to
+  damaged messages. If a frame were part of a body, the range would also contain the damaged message
+  of the frame's slot, which is at least as long as a message's header (the topic and properties may
+  be the last bytes of a frame). If the range has no space for one more message, the frames are
+  messages.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Each candidate value has 1 chance in 2^31 of matching by accident, so at most 21
 A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC for
 each value is the XOR of some of these.
 
-Yield (benchmarks/stage_yields.py) with any value in one field: flag, queue id, queue offset, born
-time and reconsume times 60 of 60, store time and store host 59, born host and the offset of the
-half message 56.
+Measured by benchmarks/stage_yields.py with a random value in one field of 60 records: all 60 were
+restored if the field was flag, queue id, queue offset, born time or reconsume times; 59 for store
+time and store host; 56 for born host and the offset of the half message.
 """
 
 from __future__ import annotations
