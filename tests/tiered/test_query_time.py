@@ -192,7 +192,7 @@ def test_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
                   "jsonl").expect(0).jsonl()
     assert [row["queue_offset"] for row in rows] == [lower, lower + 1, lower + 2]
     text = rmqctl(*words, "--time", str(when)).expect(0).out
-    assert f"queue offset  {lower}" in text
+    assert f"queue offset    {lower}\n" in text
 
 
 def test_what_is_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
