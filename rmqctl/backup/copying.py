@@ -224,10 +224,10 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[DamagedRange]) -> bool:
     """Copy the new data of append-only files, oldest file first. So if a file has a non-empty copy,
-    the copies of all earlier files are complete, even after a run was killed. Copied entries at the
-    end of a file that are zeros in the store now are kept and added to ``lost``.
+    the copies of all earlier files are complete, even after a run was killed. If entries at the end
+    of a file are zeros in the store now, their copies are kept and added to ``lost``.
 
-    Return whether the copy is that of a different queue, for example because the topic was deleted
+    Return whether the copy belongs to a different queue, for example because the topic was deleted
     and created again. In this case all entries are compared, and copies of files that the store
     does not have are removed.
     """

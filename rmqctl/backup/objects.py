@@ -277,8 +277,8 @@ class Objects(RemoteFiles):
         of removed bytes).
 
         If many points remain, all of them are read only once a day. At other times, only the oldest
-        and the newest remaining point are read, and only objects of the log are removed: those that
-        a removed point names, but neither of these two points.
+        and the newest remaining point are read, and an object is removed only if it belongs to the
+        log, and if a removed point names it but neither of these two points does.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]

@@ -97,7 +97,7 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> Checkpo
 
 
 def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
-    """Return the lost messages of which only the replaced checkpoint is evidence. ``facts``: facts
+    """Return the lost messages that are known only from the replaced checkpoint. ``facts``: facts
     of the store after the repair. Return nothing for an empty log, whose checkpoint is kept, and
     for a DLedger member, which has a different checkpoint. Raises: StoreIOError.
     """

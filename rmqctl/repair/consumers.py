@@ -24,7 +24,7 @@ _ENDLESS = 1 << 62
 
 
 class ByPositions(NamedTuple):
-    """Lost messages of which only consumer offsets are evidence: a group has consumed them, or they
+    """Lost messages that are known only from consumer offsets: a group has consumed them, or they
     were after the present end of a DLedger log. ``reached``: the queue offsets of all of them, by
     queue. Some of these messages may already be counted as messages of unknown queues. Of the
     others, ``listed`` contains the first ones, and ``more`` is the total number. ``notes``: notes
@@ -42,8 +42,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
     """Return the effects of a repair on consumer groups; None if the form of the consumer offsets
     is not supported. ``total``: number of messages that cannot be restored; ``lost``: the first of
     them (in a DLedger log, the others belong to unknown queues). ``table``: the next queue offset
-    of each queue (``{"TopicTest-3": 17}``). ``reached``: lost messages of which only consumer
-    offsets are evidence (`lost_by_positions`); messages of unknown queues may be among them.
+    of each queue (``{"TopicTest-3": 17}``). ``reached``: lost messages that are known only from
+    consumer offsets (`lost_by_positions`); messages of unknown queues may be among them.
     """
     if not store.layout.reads("config"):
         return None
@@ -73,9 +73,9 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
-    """Return the lost messages of which only consumer offsets are evidence, as `preflight`
-    determines them. The parameters are those of `consumers_after`. Lost messages that are not
-    listed in ``lost``, or that have no queue offset, belong to unknown queues.
+    """Return the lost messages that are known only from consumer offsets, as `preflight` determines
+    them. The parameters are those of `consumers_after`. Lost messages that are not listed in
+    ``lost``, or that have no queue offset, belong to unknown queues.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}

@@ -748,7 +748,7 @@ def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
     """Return whether `verify` finds no problem in the index of a store whose log is intact.
 
     The index files may differ from rebuilt files if the broker's clock was set back or the broker
-    stopped uncleanly: the message at the border of two files may have entries in both files, or a
+    stopped uncleanly: the message at the boundary of two files may have entries in both files, or a
     file may be empty.
     """
     if ended_by_repair(store) is not None:

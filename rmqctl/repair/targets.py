@@ -112,8 +112,8 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError if the path of a target contains a link from one user to a file of another
-    user.
+    """Raise RefusedError if the path of a target contains a link that one user owns to a file that
+    another user owns.
 
     The administrator repairs the stores of other users. Such a user must not be able to create a
     link through which the repair changes a file that only the administrator may change. The kernel

@@ -2,8 +2,8 @@
 
 Records are written broker by broker, first the broker with the earliest message, and for each
 broker in log order. So queue offsets ascend within each queue, wherever the pieces of the log were
-found. A broker is recognised by its store host. Different hosts of messages that follow each other
-without a gap belong to one broker, which has several addresses or was moved.
+found. A broker is recognised by its store host. If messages that follow each other without a gap
+have different store hosts, these hosts are one broker, which has several addresses or was moved.
 
 A message keeps its physical offset: fillers replace what is missing before it. If two messages have
 the same physical offset, they belong to different logs, and each log becomes a separate store.

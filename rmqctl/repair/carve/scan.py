@@ -1,12 +1,12 @@
-"""Scan one source for records in any bytes, by content alone.
+"""Find records in the bytes of one source, by content alone.
 
 A record is recognised by its magic, by lengths that add up to its size, and by the CRC of its body.
-`shift` is the difference between the physical offset in a record and its position: neighbours in a
-log share it. The scan follows a log, which has one shift (`log_shift`): while its records follow
-each other they are checked by column, as fast as a log is read; elsewhere the scan searches for the
-next magic, and checks each candidate separately.
+The *shift* of a record is the difference between its physical offset and its position in the
+source. Consecutive records of a log have the same shift. The scan follows one log, with the shift
+`log_shift`: consecutive records of this log are checked by column, as fast as a log is read.
+Elsewhere the scan searches for the next magic, and checks each candidate separately.
 
-The inside of an intact record is its body and never searched. If a log continues after damage of
+The inside of an intact record is its body and is never searched. If a log continues after damage of
 unknown length, `rmqctl.scan.damage.extents` determines which records may be part of a damaged
 record's body: such records are doubtful.
 """
@@ -395,11 +395,12 @@ class Scan:
         """Add the intact records inside a damaged record to the embedded or doubtful records;
         return the position from which the scan continues.
 
-        This is the end of the damaged record, unless it contains the start of a record that has
-        another shift and cannot be part of its body: a record of the followed log, an intact record
-        that extends beyond the damaged record or, if ``of_any`` is False, any intact record. Then
-        the scan continues at that start. Records of the same shift are doubtful if they extend
-        beyond the damaged record, or if the length of the damaged record is not ``sure``.
+        That position is the end of the damaged record, unless this record contains the start of a
+        record that has another shift and cannot be part of its body: a record of the followed log,
+        an intact record that extends beyond the damaged record or, if ``of_any`` is False, any
+        intact record. Then the scan continues at that start. Records of the same shift are doubtful
+        if they extend beyond the damaged record, or if the length of the damaged record is not
+        ``sure``.
         """
         position = start + 1
         while position < end:

@@ -1,14 +1,14 @@
-"""Keep the places of records, and the identities of all records found, outside of memory.
+"""Store the places of records, and the identities of all records found, in bounded memory.
 
-Places take 32 bytes each in a nameless file (`Spool`), until the records can be classified at the
-end of a source or of all sources. Identities take 16 bytes each, in memory up to a limit, then on
-disk (`RecordSet`).
+A place takes 32 bytes in a nameless file (`Spool`), which is kept until the records can be
+classified at the end of a source or of all sources. An identity takes 16 bytes, in memory up to a
+limit, then on disk (`RecordSet`).
 
 Two records are the same if they have the same store host, physical offset, size, CRC of the body,
 queue offset and store time (a log that was truncated and continued has the same offsets again, and
-so have the stores of two brokers with the same host name). The physical offset is compared as it
-is, the other fields by one 64-bit number: a new record is mistaken for a repeated one with a chance
-of 2^-64 for each record with its physical offset.
+so have the stores of two brokers with the same host name). The physical offsets are compared
+directly, the other fields as one 64-bit hash. So a new record is mistaken for an earlier one with a
+chance of 2^-64 for each earlier record with the same physical offset.
 """
 
 from __future__ import annotations

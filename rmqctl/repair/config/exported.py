@@ -2,9 +2,9 @@
 
 ``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
 in the form of ``config/topics.json`` and ``config/subscriptionGroup.json``. The object covers one
-broker (``-b``) or, with ``exportTime``, a whole cluster (``-c``); the numbers of queues are then
-the sums over several masters. ``exportMetadataInRocksDB`` prints one of the tables.
-``exportConfigs`` writes broker settings, which no store contains.
+broker (``-b``) or, with ``exportTime``, a whole cluster (``-c``); in the second case, the number of
+queues of a topic is the sum over several masters. ``exportMetadataInRocksDB`` prints one of the
+tables. ``exportConfigs`` writes broker settings, which no store contains.
 """
 
 from __future__ import annotations

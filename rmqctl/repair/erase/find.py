@@ -1,11 +1,14 @@
 """The messages to erase, and their copies in the log.
 
 When a broker copies a message (delayed, half, retry or dead letter), the copy has the same client
-id, born time and born host. So a message is a copy in two cases. Either it has the id of an erased
-message (or names that id as its origin), and in addition the same body, or the same born time and
-born host. Or it has no id, but the same born time, born host and body. Clients choose the ids, so a
-message that has only the same id, or only the same body, may be unrelated: it is counted, and
-erased only on request.
+id, born time and born host. So a message is a copy of an erased message in two cases:
+
+* It has the id of the erased message (or names that id as its origin), and also the same body, or
+  the same born time and born host.
+* It has no id, but the same born time, born host and body.
+
+Clients choose the ids, so a message that has only the same id, or only the same body, may be
+unrelated: it is counted, and erased only on request.
 
 For a deleted topic, only delayed and returned messages are copies: an application may have
 forwarded a message to another topic. For a deleted group, its retry and dead letter topics are

@@ -85,8 +85,8 @@ class Repair:
     because something else has changed the store since.
 
     ``wall_clock``: function that returns the time in epoch ms. ``progress``: called with 1 after
-    every step. ``is_root`` and ``broker_roots`` are for a root that is not a store (a tier): a
-    function that raises if the root is missing, and further roots to lock (default: those that were
+    every step. For a root that is not a store (a tier), ``is_root`` is a function that raises if
+    the root is missing, and ``broker_roots`` are further roots to lock (default: those that were
     noted). ``named``: folders outside of the root that the user named in this command; no other
     folder outside is written to, and the stores that contain these folders are locked as well.
     ``complete``: the id of an interrupted repair to complete even if it was made under another path

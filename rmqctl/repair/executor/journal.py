@@ -59,11 +59,11 @@ class StepRecord:
     ``staging_dir`` is the number of the folder (`Journal.staging_dirs`), on the target's own file
     system, that contains: ``staged``, the new content (create, replace) or the bytes for the target
     (patch); ``backup``, the old file (replace, move) or the old bytes (patch); ``undone``, the
-    repair's file after an undo. ``spans`` are (position, size) of the bytes of a patch. ``folders``
-    are those that the step creates, outermost first. ``again``: whether a later step rebuilds
-    something at, or below, the target. ``digest`` identifies the new content (create, replace) in a
-    copy of the store, where times may differ; ``old_digest`` the old content (replace, and move of
-    small files).
+    repair's file after an undo. ``spans`` are (position, size) of the bytes of a patch.
+    ``folders``: folders that the step creates, outermost first. ``again``: whether a later step
+    rebuilds something at, or below, the target. ``digest`` identifies the new content (create,
+    replace) in a copy of the store, where times may differ; ``old_digest`` the old content
+    (replace, and move of small files).
     """
 
     kind: Kind

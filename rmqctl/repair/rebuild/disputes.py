@@ -1,8 +1,8 @@
-"""Find messages whose properties an entry of a consume queue or of the index contradicts.
+"""Find messages whose properties contradict their consume queue entry or an index entry.
 
 No CRC covers properties. An entry was written when the message was intact, so a rebuild from a
-damaged property would destroy the only proof of its value. If an entry points to the message, but
-has another hash:
+damaged property would destroy the only proof of its value. If an entry points to a message but has
+another hash, the cases are:
 
 * If exactly one change of one byte of the property explains the hash, and the entry is proven, the
   message is corrected. An index entry is proven if it is in the chain of its own hash's slot, and
@@ -10,19 +10,20 @@ has another hash:
   of the queue have the same tags code.
 * If one changed byte of the hash in the entry explains the difference, and no change of the message
   does, the entry is corrected.
-* If a change of either explains the difference, or several changes of the message do, the case is
-  undecided, and neither message nor entry is changed.
+* If a change of the message and a change of the entry both explain the difference, or if several
+  changes of the message do, the case is undecided, and neither message nor entry is changed.
 * If no such change exists, the entry is right if the index has another key of the message, or if
   the index entry has the message's store time and the queue has the message's entry; then neither
-  is changed. Otherwise the entry belongs to another message, of another history of the log, and is
-  rebuilt.
+  is changed. Otherwise the entry belongs to another message, from another history of the log, and
+  is rebuilt.
 
 Messages with damaged properties, or marked as such by a repair, do not count as disputes: their
 entries are right (`rmqctl.repair.rebuild.kept`).
 
-Only index entries in the order of the log count.
+Index entries that are not in the order of the log are ignored.
 
-Yield (benchmarks/stage_yields.py): 53 of 59 messages with one changed byte in a key or a tag.
+In benchmarks/stage_yields.py, 53 of 59 messages with one changed byte in a key or a tag are
+restored.
 """
 
 from __future__ import annotations

@@ -190,14 +190,14 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
     """Rebuild the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
-    ``root``: the store for which the structures are rebuilt; it is only read. ``only``:
-    ``consumequeue`` (plain, extended, batch, light) and ``index``. With ``topic`` (and ``queue``)
-    only these queues are rebuilt, and no index. Messages that end after ``log_end`` are skipped.
-    ``progress`` is called with the number of bytes done. ``batch_topics``: topics with batch
-    queues. ``kept``: the hashes that entries of some messages keep, whatever the messages contain.
-    ``opened``: the store at ``root``, if it is open. If it is given, messages of an earlier queue
-    with the same name are skipped. With ``twins`` as well, plain queues that are already right are
-    not rebuilt, unless the scratch folder is kept.
+    ``root``: the store for which the structures are rebuilt; it is only read. ``only``: the
+    structures to rebuild, of ``consumequeue`` (plain, extended, batch, light) and ``index``. With
+    ``topic`` (and ``queue``) only these queues are rebuilt, and no index. Messages that end after
+    ``log_end`` are skipped. ``progress`` is called with the number of bytes done. ``batch_topics``:
+    topics with batch queues. ``kept``: the hashes that entries of some messages keep, even if the
+    messages have other values. ``opened``: the store at ``root``, if it is open. If it is given,
+    messages of an earlier queue with the same name are skipped. With both ``opened`` and ``twins``,
+    plain queues that are already right are not rebuilt, unless the scratch folder is kept.
 
     After an interruption by any exception, the same call with the same scratch folder (which must
     be kept) continues the rebuild, with the same result. If the scratch folder is from another log

@@ -71,10 +71,10 @@ class Comparison:
 
     The other fields describe the conflicts. ``topics``: (physical offset, topic) of the first
     conflicts. ``fields``: names of the fields that differ, by physical offset, if both records have
-    the same size. ``verdicts``: how much better our consume queues and index match the source's
-    record than ours, as a score by physical offset. ``hit``: physical offsets at which both logs
-    have the same message, damaged in one of them. ``disproved``: physical offsets at which our
-    record is wrong according to the verdict.
+    the same size. ``verdicts``: for each physical offset, a score of how much better our consume
+    queues and index match the source's record than our record. ``hit``: physical offsets at which
+    both logs have the same message, damaged in one of them. ``disproved``: physical offsets at
+    which our record is wrong according to the verdict.
     """
 
     equal: Ranges

@@ -2,8 +2,9 @@
 
 A wrong correction that matches a CRC is a random change, after which a body is rarely still text,
 JSON or a zlib stream with a right checksum. So only changes that preserve such a content count as
-candidates. Their number is counted where that is easy; otherwise an upper bound is estimated from
-samples. Thus the computed chance of a wrong correction may be too high, but not too low.
+candidates. These candidates are counted if that is easy; otherwise an upper bound for their number
+is estimated from samples. Thus the computed chance of a wrong correction may be too high, but not
+too low.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def has_bad_sectors(body: bytes, place: int) -> bool:
     """Return whether complete sectors of a text body are not text, with text before and after them.
 
     ``place``: physical offset of the body. A few changed bytes elsewhere cannot explain such
-    damage. In an intact body, a binary part matches sector borders by chance only once in 900
-    cases.
+    damage. In an intact body, a binary part begins and ends at sector boundaries by chance only
+    once in 900 cases.
     """
     first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
     if first is None or last is None or len(body) < _SECTOR:

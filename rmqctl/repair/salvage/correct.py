@@ -1,23 +1,22 @@
-"""Correct records where one changed bit or byte, or a torn run, explains the CRC mismatch.
+"""Correct records whose CRC mismatch is explained by one changed bit or byte, or by a torn write.
 
 A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
 commitlog.md §5.4), are corrected if exactly one change makes them match and a false match is
-unlikely: if n changes are tried, each of them has a chance of 1 in 2^31 of matching bytes that were
-damaged in another way (a record stores 31 bits of a CRC). If the total chance is above
+unlikely. A record stores 31 bits of a CRC, so each change that is tried has a chance of 1 in 2^31
+of matching although the bytes were damaged in another way. If these chances add up to more than
 `MAX_CHANCE`, nothing is corrected unless the content gives more evidence
 (`rmqctl.repair.salvage.contents`):
 
-* the bytes are text only after the change: then only changes around the bytes that are not text
-  count;
-* the bytes are JSON only after the change: then only changes that make them JSON count;
-* the body is a zlib stream: then the checksum at its end must be right, too.
+* If the bytes are text only after the change, only changes near the bytes that are not text count.
+* If the bytes are JSON only after the change, only changes that make them JSON count.
+* If the body is a zlib stream, the checksum at its end must be right as well.
 
-If complete sectors of a text are not text, these sectors are the damage, and no change is tried.
-The chances of all records in one repair, including records without a correction, add up to at most
-`MAX_WRONG` (`Chances`).
+If complete sectors of a text body are not text, these sectors are the damage, and no change is
+tried. The chances of all records in one repair, including records without a correction, add up to
+at most `MAX_WRONG` (`Chances`).
 
-Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 of 60 with one
-changed byte, 43 of 60 with any value in the body's CRC (`damaged_crc`).
+In benchmarks/stage_yields.py, 60 of 60 messages with one changed bit in the body are restored, 51
+of 60 with one changed byte, and 43 of 60 with a random value in the body CRC (`damaged_crc`).
 
 Up to four adjacent damaged bytes are restored only at known positions
 (`rmqctl.repair.salvage.torn`). An appended CRC does not prove the body again: both CRCs have the

@@ -1,9 +1,10 @@
 """Fillers: well-formed records that replace lost messages and fill damaged bytes.
 
-A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch creates its
-consume queue entry again; its body is zeros with the right CRC, at least one byte, and it has no
-index entries (no KEYS, no UNIQ_KEY). A *filler* has transaction type ROLLBACK: no broker creates a
-consume queue or index entry for it (recovery.md §6, consumequeue.md §4, index.md §5).
+A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch creates the
+consume queue entry of that message again. The body of a row filler consists of one or more zero
+bytes and matches its CRC. A row filler has neither KEYS nor UNIQ_KEY, so it has no index entries.
+Every other filler has the transaction type ROLLBACK, so no broker creates a consume queue entry or
+index entry for it (recovery.md §6, consumequeue.md §4, index.md §5).
 
 How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
 
@@ -11,18 +12,18 @@ How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
   is ``lost``. 4.9.3 with enableMultiDispatch cannot process a message without any properties
   (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is omitted only if
   it does not fit.
-* ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level for ever in 4.9.3
+* ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level forever in 4.9.3
   (parseInt throws, and the task is repeated at the same offset). A message whose REAL_TOPIC is the
   half topic is discarded with an error in the broker's log, and delivery continues. The tags code 0
   means that the message is due.
 * ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the check
   service treats the message as expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
-* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is not a number: getLong returns -1,
-  smaller than any offset, so the op counts as done.
-* ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; a message with time
-  0 is delivered immediately, and TIMER_DEL_UNIQKEY makes doPut drop it.
-* batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap a
-  body only with both flags.
+* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: the filler has the tag ``d`` and a body that is not a number. For
+  this body, getLong returns -1, which is smaller than any offset, so the op counts as done.
+* ``rmq_sys_wheel_timer`` (5.x): a message without TIMER_OUT_MS stops enqueueing forever. A message
+  whose time is 0 is delivered immediately, and TIMER_DEL_UNIQKEY makes doPut drop it.
+* batch queues: the filler has INNER_NUM, INNER_BASE and the flag INNER_BATCH. The flag NEED_UNWRAP
+  is not set, so clients do not unwrap the body.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
 _MIN_BODY = 1
 """Minimum length of a filler's body in bytes. A push consumer of 4.9 requests a message with an
-empty body again for ever, and mqadmin's printMsg stops at such a message.
+empty body again and again, and mqadmin's printMsg stops at such a message.
 """
 REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},

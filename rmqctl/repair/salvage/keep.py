@@ -5,7 +5,7 @@ Messages with damaged properties are always kept; messages with a damaged body a
 
 The record keeps its offset, its size and its consume queue entry. Its CRC is recomputed, and the
 property ``RMQCTL`` is set to ``damaged``, so that consumers and filters can recognise it. That
-property needs `len(KEPT_START)` bytes, taken from the first of these that has enough:
+property needs `len(KEPT_START)` bytes. They are taken from the first of these that is long enough:
 
 * damaged properties, which are dropped;
 * ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, which only the broker uses;

@@ -132,8 +132,8 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, r
 
 def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
          stretch: EmptyRange, equal_end: int) -> int:
-    """Return the physical offset up to which the source's log is proven to be the same as ours,
-    from the start of a stretch on.
+    """Return the physical offset up to which, from the start of a stretch, the source's log is
+    proven to be the same as ours.
 
     It is `ENDLESS` if the rest of the source's log can be copied, as a slave copies its master's
     log. For this, three things must be true: the stretch reaches the end of our log; nothing of our

@@ -1,9 +1,9 @@
 """Restore a damaged body from another message of the same log that must have the same body.
 
 A broker copies bodies: a half message into the message that commits it, a message into its retries
-and dead letters. Unique key, length and CRC do not prove a copy, because any producer can choose
-the first two and compute the third. So only these references count, which other producers cannot
-write:
+and dead letters. Equal unique keys, lengths and CRCs do not prove that a message is a copy, because
+any producer can choose key and length, and compute the CRC. Only these references are proof,
+because other producers cannot write them:
 
 * the damaged message refers to its half message in preparedTransactionOffset, which the broker
   writes, by its physical offset or by its queue offset in the half topic;
@@ -14,8 +14,8 @@ write:
 A delayed or timed message and its delivery do not refer to each other, so no body is copied between
 them. Outside of one damaged run, every byte of the damaged body must equal the copy's.
 
-Yield with 2 to 512 damaged bytes in a body: 18 of 60 messages in stores with transactions, 0 of 60
-in stores with delayed messages (stores written by the engine).
+With 2 to 512 damaged bytes in the body, 18 of 60 messages are restored in stores with transactions,
+and none of 60 in stores with delayed messages (all stores were written by the engine).
 """
 
 from __future__ import annotations

@@ -210,12 +210,12 @@ class Border:
 
 
 def border(store: Store, to: int) -> Border:
-    """Return the border at ``to``, where a frame of the log (record, blank record, unused or
-    damaged range) must begin.
+    """Return the boundary at ``to``; a frame of the log (a record, a blank record, or an unused or
+    damaged range) must begin there.
 
     The file is read from its start, because a record inside the body of another record does not
-    begin at a border. Raises: RefusedError with the nearest borders before and after ``to``, or
-    with the reason why the log cannot end at ``to``; StoreIOError.
+    begin at a boundary. Raises: RefusedError with the nearest boundaries before and after ``to``,
+    or with the reason why the log cannot end at ``to``; StoreIOError.
     """
     log = store.log
     refuse_overlaps(store)
@@ -267,8 +267,8 @@ def refuse_overlaps(store: Store) -> None:
 
 
 def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int | None]:
-    """Return (last border at or before ``to``, first border after ``to``, store time of the last
-    record before ``to``).
+    """Return (last boundary at or before ``to``, first boundary after ``to``, store time of the
+    last record before ``to``).
     """
     below, above = file.base, file.end
     last: int | None = None
@@ -342,7 +342,7 @@ class RemovedMessages:
 def removed_messages(store: Store, to: int, progress: ConsumerProgress,
                      step: Callable[[int], None] | None = None,
                      lost_places: Array | None = None) -> RemovedMessages:
-    """Read the log from the border ``to`` on, and return the messages found. ``step`` is called
+    """Read the log from the boundary ``to`` on, and return the messages found. ``step`` is called
     with the number of bytes read. ``lost_places``: physical offsets of messages that are already
     lost. Raises: StoreIOError.
     """
@@ -362,7 +362,7 @@ def removed_messages(store: Store, to: int, progress: ConsumerProgress,
 
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
-    """Yield batches of all frames from the border ``to`` on, including damaged ranges."""
+    """Yield batches of all frames from the boundary ``to`` on, including damaged ranges."""
     for number, file in enumerate(store.log.files):
         if file.end > to:
             yield from Walk(store.log.source(number), max(0, to - file.base))

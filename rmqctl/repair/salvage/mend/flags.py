@@ -1,4 +1,4 @@
-"""Restore invalid system flags from everything else that is known of the message.
+"""Restore invalid system flags from everything else that is known about the message.
 
 Each group of flags is derived from separate evidence:
 
@@ -21,9 +21,9 @@ transaction are restored, and bits that no release uses are kept, so that `verif
 message. Unknown bits that occur in several messages are kept as well: a newer release or a client
 may have set them.
 
-Yield (benchmarks/stage_yields.py) with any value: 39 of 60 (the others are zlib streams, and
-reported), 60 of 60 with an appended CRC. With one flipped bit: 28 of 60, because flags below 0x800
-may be what the producer sent.
+In benchmarks/stage_yields.py, 39 of 60 messages with random flags are restored (the others are zlib
+streams, and are reported), and 60 of 60 if the messages have an appended CRC. With one flipped bit,
+only 28 of 60 are restored, because flags below 0x800 may be what the producer sent.
 """
 
 from __future__ import annotations

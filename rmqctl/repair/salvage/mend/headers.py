@@ -1,11 +1,12 @@
-"""Correct header fields of intact messages that no broker can have written.
+"""Correct header fields of intact messages whose values no broker can have written.
 
 An invalid port or an unknown compression makes a client give up in the middle of a pull, so these
 values are always replaced. The store host is taken from the neighbouring messages, the compression
 from the body, and a port with one flipped bit above its lower 16 bits from those 16 bits. Unknown
 values are not invented: an unknown port becomes 0, which every client accepts; a message with
-unknown compression is replaced by a filler. So is a message with an invalid numeric property that
-other fields do not prove, because a broker would truncate the log at this message.
+unknown compression is replaced by a filler. A message with an invalid numeric property is also
+replaced by a filler if no other field proves the value, because a broker would truncate the log at
+this message.
 
 A store time is corrected by `times`. The offset of a half message is found from the half message
 itself, else set to 0. A negative reconsume count becomes its lower 16 bits if one flipped bit
@@ -13,9 +14,10 @@ explains it, else 0, as in a first delivery; an appended CRC that covers the neg
 recomputed. A negative queue id is replaced by the id of the only queue of the topic that lacks
 exactly this message.
 
-Yield (benchmarks/stage_yields.py) with any value in one field: offset of the half message 60 of 60,
-store host 55, reconsume times 34. A born host of any value cannot be restored. With one flipped
-bit: born host 10 of 60, reconsume times 21 of 60.
+In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: the offset of
+the half message is restored in all of them, the store host in 55, the reconsume count in 34, and
+the born host in none. If only one bit of the field is flipped, the born host is restored in 10 of
+60 messages, and the reconsume count in 21.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """Restore damaged records from what other structures and the record itself prove.
 
-* In a damaged region: a record with a damaged header whose body still matches its CRC. Its size,
-  magic and physical offset are known from elsewhere; one bit of its other lengths may be wrong.
-* A record whose body CRC is one bit off: a damaged body is unlikely to cause that (32 chances in
-  2^31).
-* An intact record whose topic, queue, queue offset or transaction bits contradict the consume queue
-  entry that points to it, while no entry confirms the record's own values.
+These records are restored:
+
+* Records in a damaged region with a damaged header whose body still matches its CRC. Their size,
+  magic and physical offset are known from elsewhere; one bit of their other lengths may be wrong.
+* Records whose stored body CRC differs from the computed CRC in one bit. A damaged body is unlikely
+  to cause that (32 chances in 2^31).
+* Intact records whose topic, queue, queue offset or transaction bits contradict the consume queue
+  entry that points to the record, if no entry confirms the record's own values.
 * Complete records, and 512-byte sectors or 4 KiB pages, that are at another record's position
   (`moved`).
 
 Nothing is changed without such proof, and the next survey must accept each restored record.
 
-Yield (benchmarks/stage_yields.py) with any value in one field: size, magic, physical offset and the
-lengths of body, topic and properties 60 of 60 each.
+In benchmarks/stage_yields.py, 60 of 60 messages are restored if one of these fields has a random
+value: size, magic, physical offset, or the length of the body, topic or properties.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ hashes of its index entries. All other messages are marked RMQCTL=damaged: the d
 dropped, the names of further queues are restored from the entries that point to the message, and
 the rest is kept.
 
-Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties get their
-original bytes back; the others are marked.
+In benchmarks/stage_yields.py, 56 of 60 messages with one NUL in their properties get their original
+bytes back; the others are marked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Correct store times, which no checksum covers, from other structures that contain the same time.
 
-These structures have the time exact to the millisecond: a unit of a consumequeue_ext, an entry of a
+These structures contain the time to the millisecond: a unit of a consumequeue_ext, an entry of a
 batch queue, the deliver time in the entry of a delayed message, the header of an index file (for
-its first and last message) and the checkpoint (for the log's last message). Other index entries are
-exact to the second. The order of the log limits all store times, because a broker's clock runs
+its first and last message) and the checkpoint (for the log's last message). Other index entries
+contain it to the second. The order of the log limits all store times, because a broker's clock runs
 forward. So if exactly one flipped bit makes a time fit between its neighbours' times, that bit was
 flipped.
 
@@ -12,8 +12,8 @@ contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replace
 the original, its neighbour's time is used, so that searches by time work, and the plan reports
 this.
 
-Yield (benchmarks/stage_yields.py): 49 of 60 with one flipped bit, 11 of 60 with any value; most of
-the others get the right second.
+In benchmarks/stage_yields.py, 49 of 60 store times with one flipped bit are restored, and 11 of 60
+with a random value; most of the others get the right second.
 """
 
 from __future__ import annotations
