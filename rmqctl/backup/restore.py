@@ -353,9 +353,9 @@ def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> No
 
 
 def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
-    """Return the plan that truncates compaction logs at the end of their queues: these logs were
-    copied after the end of the log was determined. A queue in ``queues`` that has no message ends
-    at 0.
+    """Return the plan that truncates compaction logs at the end of their queues. The copied
+    compaction logs may extend beyond these ends, because they were copied after the end of the log
+    was determined. A queue in ``queues`` that has no message ends at 0.
     """
     keys = store.known_queues.keys() if queues is None else queues
     ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0

@@ -323,8 +323,8 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the number of the first entry that points to a physical offset or a later one; if no
-    entry does, the end of the queue. Uses binary search.
+    """Return the number of the first entry that points to the given physical offset or a later one;
+    if no entry does, the end of the queue. Uses binary search.
 
     Padding entries point to offset 0, so they sort before all other entries.
     """
@@ -340,8 +340,8 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """Return the queue offset of the first entry that points to a physical offset or a later one;
-    if no entry does, the end of the queue.
+    """Return the queue offset of the first entry that points to the given physical offset or a
+    later one; if no entry does, the end of the queue.
     """
     end = 0
     for number in range(len(batch.files)):

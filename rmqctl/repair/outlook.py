@@ -15,8 +15,8 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 MAX_LOG_SIZE = 4 << 30
-"""Maximum size in bytes of a log for which advice computes a plan, because this reads the log once
-more and writes queues and index into a temporary folder.
+"""Maximum size in bytes of a log for which advice computes a plan. Computing a plan reads the log
+once more, and writes queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
 """Maximum number of fillers, from the end of the log backward, at which a truncation is tried."""

@@ -34,10 +34,10 @@ manager. This yields a function to call with the number of bytes processed.
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """The content of a new file, as a file outside the store (in a scratch folder).
+    """The content of a new file; it is in a file outside the store (in a scratch folder).
 
-    ``movable``: whether the file may be renamed into the store, if it is on the same file system,
-    instead of being copied.
+    ``movable``: whether that file may be renamed into the store instead of being copied, if it is
+    on the same file system.
     """
 
     path: str

@@ -683,8 +683,8 @@ class _Planner:
             self._store, part, self._watch, self._options.jobs))
 
     def _unjudged(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Return the LMQs that are not rebuilt because it is unknown whether they lack entries.
-        Return none if the user has set multi-dispatch.
+        """Return the LMQs that are not rebuilt because it is unknown whether they lack entries. If
+        the user has set multi-dispatch, return no LMQs.
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(

@@ -46,8 +46,8 @@ class Doubts:
         doubtful.
         """
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """Function of (shift, position of unknown bytes): the end of a fragment in these bytes, or
-        None. Records after such an end are not doubtful.
+        """Function that takes a shift and the position of unknown bytes, and returns the end of a
+        fragment in these bytes, or None. Records after such an end are not doubtful.
         """
 
     def _log(self, shift: int) -> tuple[AsLog, EarlierMessages]:
@@ -76,9 +76,9 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """Continue a log of this shift. Return (the end of its last records, else the start of the
-        source, or None if neither is known; the position up to which its records are doubtful).
-        Raises: StoreIOError.
+        """Continue a log of this shift. Return two positions: the end of the log's last records (if
+        it has none, the start of the source; None if that is unknown, too), and the position up to
+        which the log's records are doubtful. Raises: StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)

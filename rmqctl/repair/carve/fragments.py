@@ -94,8 +94,8 @@ class Chains:
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
         """Return the greatest possible end of the record at ``at``, where a log of this shift
-        breaks off: the position that the next record of the log would have, if that record is in
-        another fragment, outside of positions ``[at, end)``. Return None without such a record.
+        breaks off: the position that the log's next record would have here. That next record must
+        be in another fragment, outside of positions ``[at, end)``; if it is not, return None.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -144,10 +144,10 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """Return the end of the fragment with the first part of the record at ``at``, if the rest
-        of the record is in another fragment and ends at ``position``; else None. ``size``: length
-        of both parts together in bytes; in a DLedger log, including the entry headers before and
-        after the record.
+        """Return the end of the fragment that contains the first part of the record at ``at``, if
+        the rest of the record is in another fragment and ends at ``position``; else None. ``size``:
+        length of both parts together in bytes; in a DLedger log, including the entry headers before
+        and after the record.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

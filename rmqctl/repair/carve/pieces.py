@@ -56,7 +56,7 @@ class GrowingRanges:
 
 @dataclass(slots=True)
 class _Break:
-    """A break of a log at ``at``, in a record that ends at ``end`` at the latest.
+    """A break of a log at ``at``, in a record that ends at ``end`` or earlier.
 
     ``is_settled``: the end of the doubtful range after the break is already known.
     """
@@ -150,8 +150,8 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return two boolean arrays: whether each place interrupts another log, and whether a place
-        that does not may be in a body.
+        """Return two boolean arrays: whether each place interrupts another log and, if it does not,
+        whether it may be in a body.
         """
         if not self._is_judged:
             for chain in self.chains:

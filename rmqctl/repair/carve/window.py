@@ -30,7 +30,7 @@ _GRID = 4096
 _BLOCK = 1 << 20
 _DIRECT = 64 << 10
 _HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
-"""Size in bytes of the largest fixed part before a body; as many bytes are examined at a
+"""Size in bytes of the largest fixed part before a body; this number of bytes is examined at each
 candidate.
 """
 _STEP, _LONG_STEP = 64 << 10, 1 << 20

@@ -342,9 +342,9 @@ def history(root: str) -> list[HistoryEntry]:
 
 
 def put_aside(root: str) -> list[HistoryEntry]:
-    """Return entries for the files that opening the store or dispatching to the tier put aside,
-    oldest first. They were replaced without a plan, so the change has no journal and cannot be
-    undone. Raises: StoreIOError.
+    """Return entries for the files that were put aside when the store was opened or when messages
+    were dispatched to the tier, oldest first. The files were replaced without a plan, so the change
+    has no journal and cannot be undone. Raises: StoreIOError.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]

@@ -58,7 +58,9 @@ CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
-"""Maximum time in seconds between two saved states: a run that was killed loses no more work."""
+"""Maximum time in seconds between two saved states: a run that was killed loses no more work than
+that.
+"""
 NAME = "rebuild.json"
 _VERSION = 1
 _MAX_STATE_SIZE = 1 << 20

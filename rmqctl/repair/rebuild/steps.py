@@ -164,8 +164,8 @@ class _Queue:
                        self.older(files).__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
-        """Return the steps that end the queue at byte ``end``: later bytes of that file are zeroed,
-        later files are moved aside, the last file first.
+        """Return the steps that truncate the queue at byte ``end``: later bytes of the file that
+        contains ``end`` are zeroed, and later files are moved aside, the last file first.
         """
         steps: list[Step] = []
         for file in reversed(files):

@@ -191,8 +191,8 @@ def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tup
         Bulk | None, list[FoundRow]]:
     """Return (the messages that can be handled by column, the entries of the other messages).
 
-    ``columns``: entries that point into ``region``, a complete missing file. ``limit``: physical
-    offset at which the last message must end at the latest.
+    ``columns``: entries that point into ``region``, a complete missing file. ``limit``: greatest
+    physical offset at which the last message may end.
     """
     keys, queue, offset, physical, size = columns.sorted()
     least = np.array([Filler((FillerEntry(*key, 0),)).least(style) for key in keys], np.int64)

@@ -61,8 +61,8 @@ class FillSpan:
 
     @property
     def limit(self) -> int:
-        """Return the physical offset at which the last record must end at the latest: a file keeps
-        space for its end-of-file record.
+        """Return the greatest physical offset at which the last record may end: a file keeps space
+        for its end-of-file record.
         """
         return self.end if self.mode == "exact" else self.end - BLANK_SIZE
 

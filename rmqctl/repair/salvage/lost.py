@@ -190,7 +190,7 @@ class Collector:
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
         """Return the missing consume queue entries that a damaged record names. If the entry of its
-        own queue is not missing, return none.
+        own queue is not missing, return no entries.
 
         ``foreign``: whether the record's physicalOffset names another position. If so, only entries
         that are missing between two messages of their queue count.
@@ -287,7 +287,7 @@ class Collector:
 
 
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
-    """Return the size in an entry, corrected if it must be wrong.
+    """Return the size in an entry, corrected if it is certainly wrong.
 
     If a message of that size would reach beyond the region, one bit of the size is flipped so that
     the message ends where the next message or intact bytes begin. If no bit or several bits do

@@ -162,8 +162,8 @@ class _Job:
     unmarked: dict[int, str] = field(default_factory=dict)
     """Reasons why messages with damaged properties are not marked, by physical offset."""
     tolerated: set[int] = field(default_factory=set)
-    """Physical offsets of messages that are kept despite an appended CRC mismatch: the body is
-    intact.
+    """Physical offsets of messages that are kept in spite of an appended CRC mismatch, because
+    their body is intact.
     """
     settled: set[int] = field(default_factory=set)
     """Physical offsets of messages that are kept damaged, whatever contradicts them."""

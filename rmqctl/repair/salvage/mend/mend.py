@@ -84,7 +84,7 @@ from rmqctl.store.store import Store
 _PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
 """Maximum number of bytes of candidates that are checked in one round, so that crafted damage
-cannot take forever.
+cannot make a repair take forever.
 """
 
 
