@@ -1,9 +1,9 @@
 """Recognise copies of messages in a compaction log or a tier, if the original log is carved, too.
 
-A file of a compaction log or a tier contains messages of one queue only, while a log mixes the
-messages of several queues. So a message in a run of a single queue is a copy if a run with several
-queues contains the same message at another physical offset. A run consists of the records of a
-source that have the same shift.
+A *run* consists of the records of a source that have the same shift. A file of a compaction log or
+a tier contains messages of one queue only, while a log mixes the messages of several queues. So a
+message in a run of a single queue is a copy if a run with several queues contains the same message
+at another physical offset.
 """
 
 from __future__ import annotations

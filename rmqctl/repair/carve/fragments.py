@@ -1,9 +1,11 @@
 """Collect the chains of records in a source, and prove that a file system split a log between two
 chains.
 
-If a log breaks off, either a record is damaged, and the following records may be part of its body;
-or a fragment of the file ends at that position, and the following records are unrelated. A fragment
-is proven if two parts at different positions join to one record with matching lengths and CRC.
+A *chain* is a series of consecutive records with the same shift (`rmqctl.repair.carve.scan`). If a
+log breaks off at the end of a chain, one of two things has happened. Either a record is damaged,
+and the following records may be part of its body. Or a fragment of the file ends at that position,
+and the following records are unrelated. A fragment is proven if two parts at different positions
+can be joined to one record with matching lengths and CRC.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Find contradictions to pieces of a log in a source without a reliable order, such as a disk
 image.
 
-A file system stores the files of a log, and the fragments of each, in any order. So the position of
-a piece proves nothing. A piece is contradicted by a log that it interrupts (unless the missing
-bytes of that log are found elsewhere), or by another message at the same physical offset. A piece
-after an incomplete record may be the body of that record, unless a fragment ends in the record
-(`rmqctl.repair.carve.fragments`).
+A *piece* is a chain of records, as in `rmqctl.repair.carve.fragments`. A file system stores the
+files of a log, and the fragments of each file, in any order, so the position of a piece proves
+nothing. A piece is contradicted by a log that it interrupts (unless the missing bytes of that log
+are found elsewhere), or by another message at the same physical offset. A piece after an incomplete
+record may be the body of that record, unless a fragment is proven to end in the record.
 """
 
 from __future__ import annotations

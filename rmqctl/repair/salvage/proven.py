@@ -1,9 +1,10 @@
 """Find the part of a damaged stretch of our log in which the source's log is proven to be the same.
 
-If two records are equal in both logs, the bytes between these records were equal, too. If an equal
-record exists on only one side of the stretch (because the start or end of our log is lost, or the
-source begins or ends in the stretch), our consume queues, our index and the remains of the damaged
-records show how far the logs are equal.
+A *stretch* is a part of our log without intact records. If two records are equal in both logs, the
+bytes between these records were equal, too. If an equal record exists on only one side of the
+stretch (because the start or end of our log is lost, or the source begins or ends in the stretch),
+our consume queues, our index and the remains of the damaged records show how far the logs are
+equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Restore up to four adjacent damaged bytes at a known position from the CRC that covers them.
 
-If the position of a damaged run of up to 31 bits is known, the 31 stored bits of the CRC determine
-the only possible original. At a wrong position, k bytes have 256^k values, of which one in 2^31
-matches by chance. So only a few positions may be tried, and the damaged bytes must show them:
+A *run* is a series of adjacent damaged bytes. If the position of a run of up to 31 bits is known,
+the 31 stored bits of the CRC determine the only possible original. At a wrong position, k bytes
+have 256^k values, of which one in 2^31 matches by chance. So only a few positions may be tried, and
+the damaged bytes must show them:
 
 * bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
   NULs are exactly the run, because other cleared bytes next to them would be NULs as well;
