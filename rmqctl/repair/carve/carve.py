@@ -1,11 +1,11 @@
 """Carve messages out of any bytes (files, disk images, folders) in one pass with bounded memory.
 
 A record is *in place* if it fits a log that was found in its source, or if nothing contradicts its
-position; otherwise it is *misplaced*. Records in place come first, source by source. Other records
-follow after all sources were scanned: records that may be part of a damaged record's body,
-misplaced records and, if requested, records inside damaged records and the damaged records
-themselves. A record that equals an earlier one is a duplicate. So if a record exists both in place
-and misplaced, the misplaced one is the duplicate.
+position. A record whose position is contradicted is *misplaced*. Records in place come first,
+source by source. Other records follow after all sources were scanned: records that may be part of a
+damaged record's body, misplaced records and, if requested, records inside damaged records and the
+damaged records themselves. A record that equals an earlier one is a duplicate. So if a record
+exists both in place and misplaced, the misplaced one is the duplicate.
 """
 
 from __future__ import annotations

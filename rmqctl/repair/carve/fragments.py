@@ -35,7 +35,7 @@ _MAX_READS = 1 << 16
 
 class RecordChain(NamedTuple):
     """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: size in bytes
-    of the end-of-file record or mark after them; 0 without one.
+    of the end-of-file record or mark after them; 0 if neither follows.
     """
 
     shift: int
@@ -84,7 +84,7 @@ class Chains:
 
     def cut(self, shift: int, at: int) -> int | None:
         """Return the proven end of the fragment in which a log of this shift breaks off at ``at``;
-        None without a proof. No byte after this end belongs to the record at ``at``. Raises:
+        None if no end is proven. No byte after this end belongs to the record at ``at``. Raises:
         StoreIOError.
         """
         key = shift, at

@@ -72,8 +72,8 @@ class Judge:
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
     def file_end(self, position: int) -> int:
-        """Return the size of the blank or DLedger end mark that ends a log file at a position; 0
-        without one.
+        """Return the size of the blank or DLedger end mark that ends a log file at a position; 0 if
+        neither is there.
         """
         head = self._window.read(position, BLANK_SIZE)
         if self.is_blank(position):

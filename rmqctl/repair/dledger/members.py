@@ -491,8 +491,7 @@ class _Job:
 
     @property
     def _who(self) -> str:
-        """Describe the members that may have the lost entries: members that the user did not name.
-        """
+        """Describe the members that may have the lost entries: those that the user did not name."""
         return "A further member of the group" if self.sources else (
             "Another member (pass it with --from)")
 

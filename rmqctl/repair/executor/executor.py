@@ -391,7 +391,7 @@ def _named(root: str, broker_root: str) -> str:
 
 
 def noted_roots(root: str) -> list[str]:
-    """Return the broker's roots that a repair of ``root`` noted; empty without such a note."""
+    """Return the broker's roots that a repair of ``root`` noted; empty if it noted none."""
     path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:

@@ -352,7 +352,7 @@ def put_aside(root: str) -> list[HistoryEntry]:
 
 def pending(root: str) -> str | None:
     """Return the id of the committed repair that is not finished, or whose undo is not finished;
-    None without one. Read-only.
+    None if all are finished. Read-only.
     """
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
@@ -362,7 +362,7 @@ def pending(root: str) -> str | None:
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
     """Return the id of the first of ``others`` that changed a file or folder that ``journal``
-    changed, too; None without one.
+    changed, too; None if no repair did.
     """
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}

@@ -106,7 +106,7 @@ class Interrupted:
 
     ``root`` and ``host``: path of the store and name of the machine where it was made, according to
     its journal; the host is only shown. ``question``: reason why the user must name the repair
-    before it is completed; empty without one.
+    before it is completed; empty if the user need not name it.
     """
 
     id: str
@@ -131,7 +131,8 @@ def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None
 
 
 def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
-    """Return the unfinished repair of a store; None without one, or if its journal is damaged.
+    """Return the unfinished repair of a store; None if all repairs are finished or given up, or if
+    the journal is damaged.
 
     Read-only. ``named``: folders outside that the user named. Raises: StoreIOError.
     """

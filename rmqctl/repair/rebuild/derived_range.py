@@ -36,8 +36,8 @@ def log_as_it_is(store: Store) -> list[LogPart]:
 class LogSummary:
     """Figures of a part of the log that was read.
 
-    ``last`` and ``end``: physical offsets of the last intact message and of its end, -1 without
-    such a message; ``newest``: the greatest store time (ms), 0 without a message.
+    ``last`` and ``end``: physical offsets of the last intact message and of its end, -1 if no
+    message is intact; ``newest``: the greatest store time (ms), 0 if no message is intact.
     """
 
     messages: int = 0
@@ -73,9 +73,9 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
 
     ``rows``: whether to derive the columns for consume queues. ``kept``: entries of the store,
     which still have the original values of damaged messages. ``sink``: function that gets the
-    derived batches, with the same topic numbers in all batches; without it they are in the result.
-    Bytes that the system cannot read count as damage. Raises: StoreIOError for a file that cannot
-    be opened.
+    derived batches, with the same topic numbers in all batches; if it is not given, the batches are
+    in the result. Bytes that the system cannot read count as damage. Raises: StoreIOError for a
+    file that cannot be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()

@@ -82,8 +82,8 @@ class Rebuilt:
     """The files that a rebuild created below ``scratch``, from the log that begins at ``log_min``.
 
     Offsets are physical offsets, times are store times in ms. ``log_end``: the end of the log;
-    ``last``: the start of its last intact message (-1 without any); ``newest``: the greatest store
-    time. ``logics_timestamp``: the store time of the last message with an entry;
+    ``last``: the start of its last intact message (-1 if no message is intact); ``newest``: the
+    greatest store time. ``logics_timestamp``: the store time of the last message with an entry;
     ``index_timestamp``: the time of the newest full index file; each is 0 if no such message or
     file exists. ``next_offsets``: the next queue offset of every queue with a message in the log
     (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated`` count entries

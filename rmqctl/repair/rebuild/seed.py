@@ -292,8 +292,8 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """Return (byte offset, unit) of the next matching unit; (0, None) without one. The first
-        unit may be anywhere in the queue.
+        """Return (byte offset, unit) of the next matching unit; (0, None) if no unit matches. The
+        first unit may be anywhere in the queue.
         """
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:
@@ -311,7 +311,7 @@ class OldUnits:
         return 0, None
 
     def _unit(self, queue: _Queue, place: int) -> UnitRecord | None:
-        """Return the unit at a byte offset; None without one."""
+        """Return the unit at a byte offset; None if no unit is there."""
         start, data = queue.page
         if not start <= place or place + MAX_SIZE > start + len(data):
             file = next((file for file in queue.files if file.base <= place < file.end), None)

@@ -250,8 +250,8 @@ class _Batch(_Queue):
 
 
 def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
-    """Return the queue offset of the first entry that points beyond the end of the log; None
-    without one.
+    """Return the queue offset of the first entry that points beyond the end of the log; None if no
+    entry does.
     """
     for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)

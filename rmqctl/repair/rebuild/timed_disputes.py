@@ -126,7 +126,7 @@ def _with(record: Record, change: ChangedByte) -> bytes:
 
 
 def real_topic(properties: bytes) -> str:
-    """Return the topic to which a timed message is delivered; "" without one."""
+    """Return the topic to which a timed message is delivered; "" if unknown."""
     return props.parse(properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
 
 

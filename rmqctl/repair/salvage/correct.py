@@ -163,8 +163,8 @@ def explained_by_body(record: Record) -> bool:
 
 
 def damaged_crc(record: Record) -> str | None:
-    """Return the proof, in words, that the body CRC is damaged and the body is intact; None without
-    a proof.
+    """Return the proof, in words, that the body CRC is damaged and the body is intact; None if this
+    cannot be proven.
 
     No broker sets the highest bit of the CRC, so a CRC with this bit is damaged. The record's
     physical offset and lengths are stored between CRC and body: if these are intact, the same run

@@ -40,7 +40,7 @@ class Proven:
     ours.
 
     ``before``, ``after``: physical offsets of the equal messages before and after the stretch; None
-    without such a message. ``words``: the proof in words.
+    if no such message exists. ``words``: the proof in words.
     """
 
     start: int

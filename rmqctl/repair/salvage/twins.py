@@ -141,7 +141,9 @@ def _is_half(record: Record) -> bool:
 
 
 def _origin(record: Record) -> int | None:
-    """Return the physical offset in the property ORIGIN_MESSAGE_ID; None without a valid one."""
+    """Return the physical offset in the property ORIGIN_MESSAGE_ID; None if it is missing or
+    invalid.
+    """
     with suppress(FormatError, ValueError):
         place: int = parse_message_id(_values(record).get(props.ORIGIN_MESSAGE_ID, ""))[2]
         return place

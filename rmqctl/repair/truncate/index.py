@@ -34,7 +34,7 @@ class IndexCut(Changes):
     """Changes to the index files.
 
     ``full_until``: None if all full files stay full. Otherwise the new index time for the
-    checkpoint: the end time of the newest file that is still full; 0 without such a file.
+    checkpoint: the end time of the newest file that is still full; 0 if no file is full.
     """
 
     full_until: int | None = None

@@ -290,9 +290,10 @@ def cut_log(store: Store, to: int) -> Planned:
     """Move the log files after ``to`` aside, and zero the bytes after ``to`` in the file that
     contains this offset.
 
-    A file that begins exactly at ``to`` is emptied but kept, as by a broker. Without it, the log
-    would end with the blank record of the previous file, which new messages would overwrite. A file
-    that is too short is extended to its full size, because a broker accepts no other size.
+    A file that begins exactly at ``to`` is emptied but kept, as by a broker. If it did not exist,
+    the log would end with the blank record of the previous file, which new messages would
+    overwrite. A file that is too short is extended to its full size, because a broker accepts no
+    other size.
     """
     moved: list[Step] = []
     wiped: list[Step] = []

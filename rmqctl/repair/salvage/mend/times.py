@@ -77,11 +77,9 @@ class Between(NamedTuple):
 
 def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
                 keys: Sequence[IndexedKey], *, impossible: bool) -> tuple[int | None, str]:
-    """Return (the proven time, the reason in words); (None, "") without a proof.
-
-    ``exact``: times that other structures have, with the names of these structures; ``keys``: the
-    index entries that point to the message. ``impossible``: whether the stored time is known to be
-    wrong.
+    """Return (the proven time, the reason in words); (None, "") if no time is proven. ``exact``:
+    times that other structures have, with the names of these structures; ``keys``: the index
+    entries that point to the message. ``impossible``: whether the stored time is known to be wrong.
     """
     stored_text = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
@@ -176,7 +174,7 @@ class Times:
 
     def _proved(self, record: Record, between: Between, *, impossible: bool = False) -> tuple[
             int | None, str]:
-        """Return (the proven time, the reason in words); (None, "") without a proof."""
+        """Return (the proven time, the reason in words); (None, "") if no time is proven."""
         keys = self._keys_of(record.physical_offset)
         exact = list(self._exact(record))
         if between.high >= ENDLESS and not any(between.meets(key) for key in keys):
