@@ -43,9 +43,9 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     no process writes to the store, the view includes any damage. Raises: StoreIOError.
 
     In a running broker's store, the log ends after the last message if all entries of this message
-    exist, otherwise before the last message that has entries. If that message is more than
-    `_MAX_LAGGING` bytes before the end of the log, or not after ``least`` (the end of the existing
-    copy), the log ends after the last message in any case.
+    exist, otherwise before the last message that has entries. But if the last message that has
+    entries is more than `_MAX_LAGGING` bytes before the end of the log, or is not after ``least``
+    (the end of the existing copy), the log ends after the last message in any case.
     """
     with _now(store) as now:
         taken = live.take(now)

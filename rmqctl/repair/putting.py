@@ -1,4 +1,4 @@
-"""Append messages to a store by a plan, with their queue and index entries, as the engine does.
+"""Plan to append messages to a store, with their queue and index entries, as the engine does.
 
 The engine creates the records; its dispatcher adds the entries of consume queues and index to
 copies of the files in a scratch folder. The steps of the plan contain the differences. The store

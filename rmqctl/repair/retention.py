@@ -58,8 +58,8 @@ class AgedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskOutlook:
-    """Prediction of disk use at ``bytes_per_day``, the rate from ``since`` to ``until`` (store
-    times in ms).
+    """Prediction of disk use if the log grows by ``bytes_per_day``, as it did from ``since`` to
+    ``until`` (store times in ms).
 
     ``levels_off_at``: share of the disk in use when it stops growing, because as many bytes expire
     as arrive. ``reached_in``: for each named limit of disk use, the number of hours until it is

@@ -395,12 +395,12 @@ class Scan:
         """Add the intact records inside a damaged record to the embedded or doubtful records;
         return the position from which the scan continues.
 
-        That position is the end of the damaged record, unless this record contains the start of a
-        record that has another shift and cannot be part of its body: a record of the followed log,
-        an intact record that extends beyond the damaged record or, if ``of_any`` is False, any
-        intact record. Then the scan continues at that start. Records of the same shift are doubtful
-        if they extend beyond the damaged record, or if the length of the damaged record is not
-        ``sure``.
+        The scan continues at the end of the damaged record or, if the damaged record contains the
+        start of a record that has another shift and cannot be part of its body, at that start. This
+        applies to a record of the followed log, to an intact record that extends beyond the damaged
+        record and, if ``of_any`` is False, to any intact record. Records of the same shift are
+        doubtful if they extend beyond the damaged record, or if the length of the damaged record is
+        not ``sure``.
         """
         position = start + 1
         while position < end:

@@ -5,10 +5,11 @@ classified at the end of a source or of all sources. An identity takes 16 bytes,
 limit, then on disk (`RecordSet`).
 
 Two records are the same if they have the same store host, physical offset, size, CRC of the body,
-queue offset and store time (a log that was truncated and continued has the same offsets again, and
-so have the stores of two brokers with the same host name). The physical offsets are compared
-directly, the other fields as one 64-bit hash. So a new record is mistaken for an earlier one with a
-chance of 2^-64 for each earlier record with the same physical offset.
+queue offset and store time. Host and physical offset are not enough: a log that was truncated and
+continued has the same offsets again, and so have the stores of two brokers with the same host name.
+The physical offsets are compared directly, the other fields as one 64-bit hash. So a new record is
+mistaken for an earlier one with a chance of 2^-64 for each earlier record with the same physical
+offset.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Repair a damaged DLedger log from other members of its group (spec: dledger.md §2, §7).
 
 Members have the same entries at the same byte offsets. If two members have an entry with the same
-index and term, all entries before it are equal too. So damage before it is replaced by a copy of
-the other member's entries, if the copy agrees with the remaining bytes and with most of the other
-members (`rmqctl.repair.salvage.agreement`). After the last common entry, entries are copied only if
-the other member has recorded them as committed: its leader sends the rest. Where the logs diverge,
-nothing is copied unless the user has chosen a log. A message that can be corrected by its own CRC
-needs no copy. Fillers are never used, because a group does not agree on them.
+index and term, all entries before it are equal too. So damage before that entry is replaced by a
+copy of the other member's entries, if the copy agrees with the remaining bytes and with most of the
+other members (`rmqctl.repair.salvage.agreement`). After the last common entry, entries are copied
+only if the other member has recorded them as committed; the group's leader sends the others. Where
+the logs diverge, nothing is copied unless the user has chosen a log. A message that can be
+corrected by its own CRC needs no copy. Fillers are never used, because a group does not agree on
+them.
 """
 
 from __future__ import annotations

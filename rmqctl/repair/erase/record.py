@@ -1,10 +1,10 @@
 """The record that replaces an erased message: it has the same size, but no content.
 
-Physical offset, queue offset, times and hosts are kept, and the tags, because their hash is in the
-consume queue entry. The body becomes zeros. Of the properties, only those are kept that a broker
-needs to handle the record safely (see `salvage.filler`), and ``RMQCTL=erased`` is added. A message
-of a deleted topic becomes a record of the transaction type ROLLBACK, for which no broker writes a
-consume queue entry or index entry.
+Physical offset, queue offset, times and hosts are kept. The tags are kept as well, because their
+hash is in the consume queue entry. The body becomes zeros. Of the properties, only those are kept
+that a broker needs to handle the record safely (see `salvage.filler`), and ``RMQCTL=erased`` is
+added. A message of a deleted topic becomes a record of the transaction type ROLLBACK, for which no
+broker writes a consume queue entry or index entry.
 """
 
 from __future__ import annotations

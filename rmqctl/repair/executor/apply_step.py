@@ -168,9 +168,9 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps that cannot have been carried out, because their target
-        is, or is below, a file or folder that an earlier step has not moved aside yet, or that has
-        its old name again.
+        """Return the numbers of the steps that cannot have been carried out: an earlier step must
+        move aside their target, or a folder above it, but has not done so yet, or the moved file or
+        folder has its old name again.
         """
         numbers: set[int] = set()
         moved: set[str] = set()

@@ -1,9 +1,9 @@
 """Fill a damaged region completely: fillers of known messages at their physical offsets, other
 fillers between them.
 
-What follows the region decides how it must end: with a record that ends where the next record
-begins (``exact``), with an end-of-file record (``blank``), or with any record if it is the end of
-the log (``tail``). A region after the last used file becomes zeros (``zero``).
+How a region must end depends on what follows it: with a record that ends where the next record
+begins (``exact``), with an end-of-file record (``blank``) or, at the end of the log, with any
+record (``tail``). A region after the last used file becomes zeros (``zero``).
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     certain group first.
 
     ``syndromes``: possible differences between the computed and the stored CRC. ``most``: limit for
-    the weight of all candidates. The search ends above this limit, unless bytes of a text that are
-    not text show the positions.
+    the weight of all candidates. The search ends above this limit, unless the positions are known
+    because bytes of a text are not text.
     """
     # Only in a text, bytes that are not text show the damage.
     odd = odd_bytes(content.data, properties=content.properties)

@@ -1,12 +1,12 @@
 """Correct header fields of intact messages whose values no broker can have written.
 
 An invalid port or an unknown compression makes a client give up in the middle of a pull, so these
-values are always replaced. The store host is taken from the neighbouring messages, the compression
-from the body, and a port with one flipped bit above its lower 16 bits from those 16 bits. Unknown
-values are not invented: an unknown port becomes 0, which every client accepts; a message with
-unknown compression is replaced by a filler. A message with an invalid numeric property is also
-replaced by a filler if no other field proves the value, because a broker would truncate the log at
-this message.
+values are always replaced. The store host is taken from the neighbouring messages, and the
+compression is derived from the body. A port with one flipped bit above its lower 16 bits is reduced
+to these 16 bits. Unknown values are not invented: an unknown port becomes 0, which every client
+accepts; a message with unknown compression is replaced by a filler. A message with an invalid
+numeric property is also replaced by a filler if no other field proves the value, because a broker
+would truncate the log at this message.
 
 A store time is corrected by `times`. The offset of a half message is found from the half message
 itself, else set to 0. A negative reconsume count becomes its lower 16 bits if one flipped bit

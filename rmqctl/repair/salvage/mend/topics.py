@@ -1,9 +1,9 @@
 """Correct damaged topics with the index, or with the queue that lacks exactly this message.
 
 No body CRC covers a topic. A topic that no broker can have written is recognised as such; any other
-topic is suspected if its message is the only message of its queue, or is out of order in it. If an
-entry points to the message, `contradict` has already used that entry. Otherwise the original topic
-is found with one of these structures:
+topic is suspected if its message is the only message of its queue, or is out of order in its queue.
+If an entry points to the message, `contradict` has already used that entry. Otherwise the original
+topic is found with one of these structures:
 
 * The index, if it has entries for the message's physical offset: the original is the topic with
   which the message's keys have the hashes of these entries. It must be a topic that the store
