@@ -295,9 +295,9 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """Return the end of the entries of a queue file that equals its copy, except that its last
-    entries are zeros; None for any other file. The copy of such a file is kept unchanged: copies of
-    a queue or a log are never shortened.
+    """If a queue file equals its copy except that its last entries are zeros now, return the end of
+    its other entries; otherwise return None. The copy of such a file is kept unchanged, because
+    copies of a queue or a log are never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -305,8 +305,8 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRange]:
-    """Copy the new entries of the index files, then the changed slots, then the headers; with
-    ``compare`` everything that differs. Remove the copies of files that the store has deleted and
+    """Copy the new entries of the index files, then the changed slots, then the headers or, with
+    ``compare``, everything that differs. Remove the copies of files that the store has deleted and
     created again. Return the files that could not be read. Raises: StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers

@@ -77,9 +77,9 @@ class Entries:
     def add_all(
             self, view: Store, copies: Copies, *, again: bool
     ) -> tuple[bool, list[DamagedRange]]:
-        """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
-        Return (whether a queue has been replaced by a new one since the last run, ranges of stored
-        entries that the store has lost).
+        """Store the new entries of all consume queues or, with ``again`` (after a repair), all
+        entries. Return (whether a queue has been replaced by a new one since the last run, ranges
+        of stored entries that the store has lost).
         """
         lost: list[DamagedRange] = []
         is_other = False

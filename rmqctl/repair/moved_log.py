@@ -1,5 +1,5 @@
 """Find what earlier repairs did that matters to the next repair: whether a repair still keeps
-complete log files that it moved aside, as a broker's startup would have deleted them, and whether
+complete log files that it moved aside because a broker's startup would delete them, and whether
 repairs created the consume queues.
 """
 
@@ -58,7 +58,7 @@ def moved_log(store: Store) -> MovedLog | None:
 
 def created_queues(store: Store) -> bool:
     """Return whether all consume queue files were created by repairs and no broker has started
-    since (the abort file is older). Such files are no evidence of the form that the broker uses.
+    since (the abort file is older). Such files do not show which form the broker uses.
     """
     files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
              for file in queue.files}

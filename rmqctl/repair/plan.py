@@ -28,7 +28,7 @@ __all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Function that takes the name of an activity and its total number of bytes, and returns a context
-manager. This yields a function to call with the number of bytes processed.
+manager that yields a function to call with the number of bytes processed.
 """
 
 

@@ -663,8 +663,8 @@ class _Planner:
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
         """Return the structures that remain damaged: the log, if some of its messages get no entry
-        (their topic cannot be the name of a folder) or contradict the index; an index with unknown
-        numbers of slots and entries.
+        (their topic cannot be the name of a folder) or contradict the index; the index, if its
+        numbers of slots and entries are unknown.
         """
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))

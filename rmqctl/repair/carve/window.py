@@ -1,4 +1,4 @@
-"""Read a source that is carved through a window in memory, compute checksums of any range, and find
+"""Read a carved source through a window in memory, compute checksums of any range, and find
 candidates for records: magics with a plausible size and body length.
 
 Memory and time are bounded for any input: a record is loaded completely only if its lengths add up,

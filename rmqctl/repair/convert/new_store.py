@@ -248,8 +248,8 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """Return a filler for a message with a damaged body. Without the filler, the consume queue
-    entries of later messages would be at positions before their queue offsets.
+    """Return a filler for a message with a damaged body. If the message were left out, the consume
+    queue entries of later messages would be at positions before their queue offsets.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,

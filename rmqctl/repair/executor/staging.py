@@ -360,7 +360,8 @@ def clear(root: str, repair_id: str) -> None:
     """Delete the staged files of a repair that was never committed, or the kept files of one that
     was given up (`rmqctl.repair.executor.prune`), as far as the system permits it.
 
-    Staged files were written by rmqctl: before the commit, no file of the store is moved.
+    No file of the store is moved before the commit, so the staged files of a repair that was never
+    committed were all written by rmqctl.
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):

@@ -79,7 +79,7 @@ def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scratch) -> None:
-    """Copy the files that a writer continues to the scratch folder.
+    """Copy to the scratch folder the files that a writer will continue.
 
     From the last full file, only the header is needed: the seconds in the next file's first entry
     are relative to the header's time. Raises: StoreIOError.

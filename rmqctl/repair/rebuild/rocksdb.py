@@ -1,8 +1,8 @@
 """Rebuild consume queues in RocksDB from the log, in a scratch folder (spec: rocksdb.md §2-§4).
 
-Each entry is stored at its message's queue offset, as by a broker. So only the positions of queues
-whose messages have all expired are needed from the present database. The tables have the format
-version that brokers use; other files that RocksDB creates are not part of the result.
+Each entry is stored at its message's queue offset, as a broker stores it. So only the positions of
+queues whose messages have all expired are needed from the present database. The tables have the
+format version that brokers use; other files that RocksDB creates are not part of the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Repair the copy in RocksDB of consume queues that a broker writes to files and RocksDB.
+"""Repair the RocksDB copy of consume queues, for brokers that write them to files and to RocksDB.
 
 The broker reads the files (spec: rocksdb.md §5). The copy has no write-ahead log, and contains only
 entries written since it was switched on, so missing entries are not damage. The copy is replaced if

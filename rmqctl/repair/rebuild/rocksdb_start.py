@@ -1,7 +1,7 @@
 """Build the consume queues in RocksDB that a broker's start would leave (spec: rocksdb.md §3, §4).
 
-A start deletes no entry. It writes the entries of messages that it dispatches again over the
-present entries at their queue offsets, and records the last entry of each queue and the end of the
+A start deletes no entries. For each message that it dispatches again, it overwrites the present
+entry at the message's queue offset. It also records the last entry of each queue and the end of the
 dispatched log. `rmqctl.checks.preflight` predicts the recorded values, including a broker's errors.
 """
 

@@ -130,8 +130,7 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
     """Keep only the leading units of a queue's files. ``counts``: number of units to keep, for each
-    file. The first file that is not full with these units is truncated, and later files are moved
-    aside.
+    file. The first file that these units do not fill is truncated, and later files are moved aside.
     """
     more = True
     for file, count in zip(files, counts, strict=True):

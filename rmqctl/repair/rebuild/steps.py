@@ -261,9 +261,9 @@ def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
-    """Return whether a damaged entry at the end of a queue, after its last valid entry, points into
-    the log. Return False if one of these entries points to an expired message. Called for queues
-    without any message in the log.
+    """Return whether an entry after the end of a queue points into the log, so that the queue must
+    be damaged at its end. Return False if a valid entry after the end points to an expired message.
+    Called for queues that have no message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):

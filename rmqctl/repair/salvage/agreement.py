@@ -76,8 +76,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether ``ours`` differs from ``theirs`` only in zeroed bytes and, besides these, in
-    one run of damage or in a few flipped bits.
+    """Return whether all differences between ``ours`` and ``theirs`` are zeroed bytes, plus either
+    one run of damage or a few flipped bits.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -134,8 +134,8 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
     """Return the ranges ``[start, end)`` of the source's messages that the remains of our records
     contradict. If nothing is left of our record, the other sources decide by majority.
 
-    ``replaced``: ascending ranges of our log that are no evidence, such as those that an earlier
-    repair wrote. Raises: StoreIOError.
+    ``replaced``: ascending ranges of our log that do not count as evidence, such as ranges that an
+    earlier repair wrote. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -159,7 +159,7 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
     """Return our bytes at a physical offset, with displaced sectors zeroed. The records in such a
-    sector have the physicalOffset of another page, so they are no evidence of the message that was
+    sector have the physicalOffset of another page, so they prove nothing about the message that was
     stored at this offset.
     """
     ours = bytearray(_ours(parts, start, size))

@@ -237,9 +237,8 @@ class Contradictions:
         return unit is not None and unit.physical_offset == physical
 
     def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
-        """Return the record with one bit of its properties flipped so that they name the given
-        entries; if no bit does that, with rewritten properties; None if that is not possible
-        either.
+        """Return the record with properties that name the given entries: with one bit flipped if
+        that is enough, otherwise rewritten. Return None if neither is possible.
         """
         text = record.properties
         if len(text) > 4096:

@@ -1,4 +1,5 @@
-"""Truncate index files together with the log: remove the last entries, as if never added.
+"""Truncate index files together with the log: remove the last entries, as if they had never been
+added.
 
 Each entry contains the previous value of its hash slot. So a file can be restored to any earlier
 state without the log: it becomes byte for byte the file that a broker had at that time (spec:

@@ -140,8 +140,8 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
                          actions: list[Action]) -> None:
     """Reduce times and offsets in the checkpoint that are beyond the new end of the log.
 
-    A broker does not check messages that were stored before these times, so it would scan too
-    little.
+    Otherwise a broker would scan too little, because it does not check messages that were stored
+    before these times.
     """
     checkpoint = store.checkpoint
     if checkpoint is None:
@@ -290,7 +290,7 @@ def cut_log(store: Store, to: int) -> Planned:
     """Move the log files after ``to`` aside, and zero the bytes after ``to`` in the file that
     contains this offset.
 
-    A file that begins exactly at ``to`` is emptied but kept, as by a broker. If it did not exist,
+    A file that begins exactly at ``to`` is emptied but kept, as a broker does. If it did not exist,
     the log would end with the blank record of the previous file, which new messages would
     overwrite. A file that is too short is extended to its full size, because a broker accepts no
     other size.

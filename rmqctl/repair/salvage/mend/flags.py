@@ -57,7 +57,7 @@ _STYLE = sysflag.MULTI_TAGS | _INNER
 _TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
                  sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 _ALIKE = 3
-"""Minimum number of messages with the same unknown bits for which these bits do not count as
+"""If at least this number of messages have the same unknown bits, these bits do not count as
 damage: a newer release or a client has set them.
 """
 _OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
