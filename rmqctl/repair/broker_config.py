@@ -59,8 +59,8 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
     ``given``: values by the names of `Settings`; None for a value that is not given. Multi-dispatch
     and LMQs count as enabled unless the user disables them, or unless the consume queues are those
-    of a broker without them. This is safe: only messages with a property that a broker with
-    multi-dispatch writes have entries in further queues. Raises: the exceptions of `resolve`.
+    of a broker without them. This is safe, because only messages with a property that brokers with
+    multi-dispatch write have entries in further queues. Raises: the exceptions of `resolve`.
     """
     # Values that the store itself shows win over defaults.
     light = store.light_queues

@@ -6,8 +6,8 @@ copy of the other member's entries, if the copy agrees with the remaining bytes 
 other members (`rmqctl.repair.salvage.agreement`). After the last common entry, entries are copied
 only if the other member has recorded them as committed; the group's leader sends the others. Where
 the logs diverge, nothing is copied unless the user has chosen a log. A message that can be
-corrected by its own CRC needs no copy. Fillers are never used, because a group does not agree on
-them.
+corrected with the help of its own CRC needs no copy. Fillers are never used, because a group does
+not agree on them.
 """
 
 from __future__ import annotations

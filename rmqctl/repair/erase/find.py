@@ -1,7 +1,7 @@
 """The messages to erase, and their copies in the log.
 
 When a broker copies a message (delayed, half, retry or dead letter), the copy has the same client
-id, born time and born host. So a message is a copy of an erased message in two cases:
+id, born time and born host. So a message counts as a copy of an erased message in two cases:
 
 * It has the id of the erased message (or names that id as its origin), and also the same body, or
   the same born time and born host.

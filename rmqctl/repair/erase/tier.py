@@ -1,5 +1,5 @@
-"""Index files of a tier below the store, uploaded or local: items of erased messages are made
-unreachable.
+"""Make the items of erased messages unreachable in the index files (uploaded or local) of a tier
+below the store.
 
 The name of each uploaded file follows from the size of the previous file, so an item cannot be
 removed. Instead, its topic id is set to an id that no topic has, and its key hash to the number of

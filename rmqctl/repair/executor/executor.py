@@ -80,8 +80,8 @@ class Repair:
     """A context manager that holds the lock of a store for repairs.
 
     Entering takes the lock. If the lock is held, StoreHeldError is raised and nothing is changed.
-    Then, unless ``finish`` is False, an interrupted repair is completed; `finished` is the result,
-    or None without an interrupted repair. RefusedError is raised if that repair cannot be completed
+    Then, unless ``finish`` is False, an interrupted repair is completed; `finished` is the result
+    (None if no repair was interrupted). RefusedError is raised if that repair cannot be completed
     because something else has changed the store since.
 
     ``wall_clock``: function that returns the time in epoch ms. ``progress``: called with 1 after

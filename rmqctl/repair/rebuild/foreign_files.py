@@ -1,4 +1,4 @@
-"""Find foreign files in the folders of a store, which keep a broker from starting.
+"""Find foreign files that keep a broker from starting, in the folders of a store.
 
 A broker treats every entry of these folders as one of its files (recovery.md §2). It does not start
 if the name of a file is not a number or its length is wrong, and a 4.x broker does not start if an

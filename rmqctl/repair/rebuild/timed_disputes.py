@@ -2,7 +2,8 @@
 
 No CRC covers properties, and a broker delivers a timed message to its REAL_TOPIC. The unit was
 written when the message was intact, so a rebuild of the timer log from a damaged REAL_TOPIC would
-destroy the only proof of its value. If physical offset and size in the unit match the message:
+destroy the only proof of its value. If physical offset and size in the unit match the message,
+there are three cases:
 
 * If the REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the
   hash in the unit, the message is corrected.

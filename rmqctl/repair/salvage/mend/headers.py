@@ -8,11 +8,11 @@ accepts; a message with unknown compression is replaced by a filler. A message w
 numeric property is also replaced by a filler if no other field proves the value, because a broker
 would truncate the log at this message.
 
-A store time is corrected by `times`. The offset of a half message is found from the half message
-itself, else set to 0. A negative reconsume count becomes its lower 16 bits if one flipped bit
-explains it, else 0, as in a first delivery; an appended CRC that covers the negative count is
-recomputed. A negative queue id is replaced by the id of the only queue of the topic that lacks
-exactly this message.
+A store time is corrected by `times`. The offset of a half message is found with the help of the
+half message itself; if that fails, it is set to 0. A negative reconsume count becomes its lower 16
+bits if one flipped bit explains it, else 0, as in a first delivery; an appended CRC that covers the
+negative count is recomputed. A negative queue id is replaced by the id of the only queue of the
+topic that lacks exactly this message.
 
 In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: the offset of
 the half message is restored in all of them, the store host in 55, the reconsume count in 34, and

@@ -2,8 +2,9 @@
 
 These records are restored:
 
-* Records in a damaged region with a damaged header whose body still matches its CRC. Their size,
-  magic and physical offset are known from elsewhere; one bit of their other lengths may be wrong.
+* Records in a damaged region whose header is damaged but whose body still matches its CRC. Their
+  size, magic and physical offset are known from elsewhere; one bit of their other lengths may be
+  wrong.
 * Records whose stored body CRC differs from the computed CRC in one bit. A damaged body is unlikely
   to cause that (32 chances in 2^31).
 * Intact records whose topic, queue, queue offset or transaction bits contradict the consume queue
@@ -11,7 +12,7 @@ These records are restored:
 * Complete records, and 512-byte sectors or 4 KiB pages, that are at another record's position
   (`moved`).
 
-Nothing is changed without such proof, and the next survey must accept each restored record.
+Nothing is changed without proof, and the next survey must accept each restored record.
 
 In benchmarks/stage_yields.py, 60 of 60 messages are restored if one of these fields has a random
 value: size, magic, physical offset, or the length of the body, topic or properties.

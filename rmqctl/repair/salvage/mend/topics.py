@@ -1,4 +1,4 @@
-"""Correct damaged topics with the index, or with the queue that lacks exactly this message.
+"""Correct the damaged topic of a message with the index, or with the queue that lacks this message.
 
 No body CRC covers a topic. A topic that no broker can have written is recognised as such; any other
 topic is suspected if its message is the only message of its queue, or is out of order in its queue.
