@@ -10,8 +10,9 @@ another hash, the cases are:
   of the queue have the same tags code.
 * If one changed byte of the hash in the entry explains the difference, and no change of the message
   does, the entry is corrected.
-* If a change of the message and a change of the entry both explain the difference, or if several
-  changes of the message do, the case is undecided, and neither message nor entry is changed.
+* If a change of the message explains the difference, but several such changes are possible, or a
+  change of the entry explains it as well, or the entry is not proven, the case is undecided:
+  neither message nor entry is changed.
 * If no such change exists, the entry is right if the index has another key of the message, or if
   the index entry has the message's store time and the queue has the message's entry; then neither
   is changed. Otherwise the entry belongs to another message, from another history of the log, and
