@@ -142,8 +142,8 @@ _Key = tuple[str, str, str, int, int, int]
 class Delivery:
     """A delivery with unacknowledged messages. ``left``: their queue offsets. ``offset``: queue
     offset of the check point in its revive queue, None while it waits in the timer. ``never``:
-    whether the check point is in the timer and no startup delivers it. ``record``: the record of
-    the check point.
+    whether the check point is in the timer and will not be delivered after any restart. ``record``:
+    the record of the check point.
     """
 
     point: CheckPoint

@@ -56,9 +56,9 @@ class LightQueues:
     """Queue ids under which the entries of a store's light queues (``%LMQ%…``) are stored (§10).
 
     A broker with enableLmq keeps each light queue as queue 0. A broker with enableMultiDispatch
-    alone (4.9.x) treats its name like that of any other queue: it writes the entry under the
-    message's own queue id, and counts the offsets of each id separately. A store may have been used
-    by both.
+    alone (4.9.x) treats a light queue like any other queue: it writes the entry under the message's
+    own queue id, and counts the offsets of each id separately. A store may have been used by
+    brokers of both kinds.
 
     ``own``: light queues that have files under an id other than 0. ``own_ids``: whether a message's
     own queue id counts if neither files nor entries show the id. ``rows_optional``: whether a

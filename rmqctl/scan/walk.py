@@ -89,13 +89,13 @@ class Walk:
     ``first`` is its position. This is a guess, unlike `start_of`: a record in a body may be
     mistaken for it. ``position`` is the walk's position; after the walk, the next range begins
     there. With ``growing`` the walk ends at the first bytes that are neither a message nor a blank
-    record: in a file that is being written they are not complete yet. ``by_itself``: the file
-    belongs to no store, and frames in the body of a damaged record are not its messages;
-    ``is_dense``: whether it has all messages of its queues. ``whole``: the frames of a buffer are
-    one batch, whatever damage is between them; else each batch ends with the first damage.
-    ``beside`` removes stale records, which look like messages, from each batch
+    record, because these bytes may be incomplete in a file that is being written. ``by_itself``:
+    the file belongs to no store, and frames in the body of a damaged record are not its messages;
+    ``is_dense``: whether the log has all messages of its queues. ``whole``: whether all frames of a
+    buffer form one batch, even with damage between them; otherwise a batch ends at the first
+    damage. ``beside`` removes stale records, which look like messages, from each batch
     (`rmqctl.scan.damage.stale`). ``sound`` is called first with the data read; the records that it
-    uses are in no batch.
+    uses are not included in any batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,

@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
                  begun: int, reach: int) -> SecondStart | None:
-    """Return the second start if it loses messages; None if it keeps all messages. ``first``: the
-    prediction of the first start, whose recovery begins at physical offset ``begun``. ``reach``:
-    physical offset that the consume queues reach after the first start.
+    """Return the prediction of the second start; None if that start keeps all messages. ``first``:
+    the prediction of the first start, whose recovery begins at physical offset ``begun``.
+    ``reach``: physical offset that the consume queues reach after the first start.
     Raises: StoreIOError.
     """
     end = first.truncate_to or 0

@@ -145,7 +145,8 @@ def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> 
     nor the index confirms.
 
     ``properties``: for each message, the number of bytes of its properties that were compared with
-    neither of these. ``by_index``: whether the store times were compared with the index.
+    neither a consume queue nor the index. ``by_index``: whether the store times were compared with
+    the index.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
         sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))

@@ -467,9 +467,9 @@ class Surveyor:
 
         Entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`) are included:
         the broker assigns their queue offsets nevertheless, so these are not missing
-        (apache/rocketmq#8693). A broker that writes no such entries at all repeatedly restarts the
-        queue offsets at 0, so that they prove nothing. If such a broker may have used the store,
-        the result is None.
+        (apache/rocketmq#8693). A broker that never writes such entries restarts the queue offsets
+        at 0 from time to time, so these offsets prove nothing. If such a broker may have used the
+        store, the result is None.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None

@@ -1,23 +1,24 @@
 """Decide where a damaged record ends, and where the log continues after it.
 
-A body may contain intact records, with the right physical offsets, CRCs and queue offsets. However,
-the sender of the body can neither change the record around it, nor create a consume queue entry or
-an index entry for a frame inside it. So these cases are distinguished, from the strongest proof to
-none:
+A message body may contain *frames*: bytes that read as an intact record, with the right physical
+offset, CRC and queue offset. So a frame after damage is either a record of the log or part of the
+damaged record's body. The sender of the body cannot change the record around it, and cannot create
+a consume queue entry or an index entry for a frame inside it. So these cases are distinguished,
+from the strongest proof to none:
 
-1. A consume queue entry points to the damaged record, and the entry's size is the one that the
-   record contains or that its lengths add up to: nothing inside is a record of the log.
-2. Only one field of the record is wrong, and its body matches its CRC: again, nothing inside is a
-   record of the log.
+1. A consume queue entry points to the damaged record, and the entry's size equals the record's size
+   field, or the size calculated from its length fields: no frame inside it is a record of the log.
+2. Only one field of the record is wrong, and its body matches its CRC: again, no frame inside it is
+   a record of the log.
 3. The size is known but not proven: only one of the sizes in 1 is known, or the body is damaged or
-   torn. In addition, a record, a blank or unused space begins where the record would end. Then a
-   frame inside it that has its own consume queue or index entry is a record of the log, written
-   over a torn record; all other frames belong to the body.
-4. The size is unknown: records of the log are frames with a consume queue or index entry, and
-   frames after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All others
-   are undecided, unless their own queue contradicts them. (Exception: in a file that belongs to no
-   store and is not scanned by itself, the log continues at the first frame after the end that the
-   damaged record states, or at the first of consecutive frames that extend over that end: these
+   torn. However, a record, a blank record or unused space begins where the damaged record would
+   end. A frame inside it that has its own consume queue or index entry is then a record of the log,
+   which was written over a torn record; all other frames belong to the body.
+4. The size is unknown: a frame is a record of the log if it has a consume queue or index entry, or
+   if it is after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All other
+   frames are undecided, unless their own queue contradicts them. (Exception: in a file that belongs
+   to no store and is not scanned by itself, the log continues at the first frame after the end that
+   the damaged record states, or at the first of consecutive frames that extend over that end: these
    were written over a torn record.)
 """
 
@@ -139,9 +140,9 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Follow the records from the end that the damaged record's own size gives. Return the first
-    record border at or after ``end``; ``end`` if the records stop before ``end``; None if no record
-    begins at the record's own end, or this end is not before ``end``.
+    """Follow the records after a damaged record, from the end that results from its own size field.
+    Return the first record boundary at or after ``end``; ``end`` itself if the records stop before
+    ``end``. Return None if no record begins at that end, or if that end is not before ``end``.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -297,9 +298,9 @@ def _lengths_end(source: Source, at: int) -> int | None:
     """Return the end of a record whose header is lost except for the body length, if its lengths
     add up to the start of another record. Raises: StoreIOError.
 
-    In a record with short addresses, the position of the body length for longer addresses may be
-    inside the body, whose bytes the sender chooses. So only the position for short addresses is
-    read.
+    The position of the body length depends on the length of the addresses. In a record with short
+    addresses, the position for longer addresses may be inside the body, whose bytes the sender
+    chooses. So only the position for short addresses is read.
     """
     return next((at + size for version in VERSIONS
                  if (size := _summed(source, at, version, 0))), None)

@@ -1,10 +1,10 @@
-"""Evidence from consume queues and the index for and against adjacent records.
+"""Evidence from consume queues and the index for or against adjacent records.
 
-A page that was never written to disk keeps its earlier content. If the log was truncated and
-written again there, the earlier content consists of intact records, at their own offsets and with
-correct CRCs, of messages that no longer exist. The entries of the current messages point to other
-offsets, or contradict such a record at its offset. `rmqctl.scan.damage.stale` decides where to
-search for such records.
+A page that was never written to disk keeps its earlier content. If this part of the log had been
+truncated and was then written again, the earlier content consists of intact records of messages
+that no longer exist. These records are at the right offsets and have correct CRCs. The entries of
+the current messages point to other offsets, or contradict such a record at its offset.
+`rmqctl.scan.damage.stale` decides where to search for such records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Classify many damaged records at once by the consume queue entries that point into one buffer.
 
-If a damaged record's size matches its entry, and another record follows, these entries alone decide
-in the same way as `rmqctl.scan.damage.classify`. All other damage is left to that module.
+If a damaged record's size matches its entry, and another record follows, this entry alone is enough
+evidence, and the result is the same as that of `rmqctl.scan.damage.classify`. All other damage is
+left to that module.
 """
 
 from __future__ import annotations

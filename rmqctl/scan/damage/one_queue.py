@@ -1,11 +1,15 @@
-"""Decide by queue offsets whether intact records in a damaged range are messages, in a log of one
+"""Decide which intact records in a damaged range are messages, in a log that contains only one
 queue.
 
 An intact record in a damaged range (a *frame*) is either a message, or part of the body of a
-damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7).
-So each queue offset between those of the messages before and after the range (a *slot*) belongs to
-one message in the range. A sender may guess these queue offsets and put a forged record into a
-body, so the fields of a frame prove nothing by themselves. What counts is whether the messages of
+damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7). So a damaged
+range between two messages contains one record for each queue offset between those of the two
+messages. Such a queue offset is called a *slot*. The after the range a *slot*) belongs to
+one message each
+message range. it in the range. A *frame*, that is, an intact record may the range, has no slot if it
+is part of a body. offsets and put a forged record into a
+body, so the fields of a frame prove
+nothing by themselves. Instead, the messages of
 all slots fit into the range.
 
 * One slot: it belongs to the damaged message, and everything in the range is the body of this
@@ -63,9 +67,9 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether each frame has a slot, and the records of the remaining slots fit between
-        the frames, without space for one more record. ``least``: size in bytes of the smallest
-        record of the queue.
+        """Return whether each frame has a slot, and the space between the frames is enough for the
+        records of the remaining slots, but not for one more record. ``least``: size in bytes of the
+        smallest record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

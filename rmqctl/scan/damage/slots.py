@@ -2,14 +2,14 @@
 
 Within a queue, offsets increase by one from message to message, in log order. So the number of
 offsets missing between the known messages before a range of the log and those after it is the
-minimum number of messages of these queues in the range. If the range were the body of one message,
-plus a few records, at most these records and this message could be missing. If more are missing,
-this is a proof that the range is not one body, whatever its frames contain, since it depends only
-on messages outside the range.
+minimum number of messages of these queues in the range. If the range consisted of one damaged
+message and a few other records, only this message and these records could be missing. If more
+messages are missing, the range cannot be the body of one message. The content of the range does not
+affect this proof, which depends only on messages outside the range.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
 among the messages right before the range and right after it, and if the missing messages fit into
-the range. So a flipped bit, or a log with removed messages (compaction), proves nothing. A batch of
+the range. So an offset with a flipped bit, or a gap left by compaction, proves nothing. A batch of
 messages uses as many offsets as its sender chooses, so topics with batches do not count. Prepared
 messages and rollbacks have no offset. A message uses one offset of its own topic, and further
 offsets only in light message queues (LMQ), which do not count either.
@@ -95,10 +95,10 @@ class EarlierMessages:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """Yield a pair for each of several parts of the log before a position, each part longer
-        than the last: the first and the last queue offset of each queue among the known messages of
-        the part, and the number of other messages that may be missing after them. Raises:
-        StoreIOError.
+        """Yield two items for each of several parts of the log before a position, each part longer
+        than the previous one: the first and the last queue offset of each queue among the known
+        messages of the part, and the number of other messages that may be missing after these
+        messages. Raises: StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
@@ -153,8 +153,9 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
-    """Return, for each frame, the number of messages that are missing before it if no earlier frame
-    is a message, minus the number that can be lost after ``at``; 0 or less if this is unknown.
+    """Return, for each frame, a difference: the number of messages that are missing before the
+    frame if no earlier frame is a message, minus the number of messages that can be lost after
+    ``at``. The difference is 0 or less if these numbers are unknown.
     Raises: StoreIOError.
 
     The next message of a queue may be after further damage, in which other messages of the queue

@@ -1,20 +1,20 @@
 """Intact records left by an earlier use of their file: stale records.
 
-Beside damage (`beside`): records to which no consume queue entry and no index entry points are
-stale if other evidence contradicts at least a quarter of them: the entry for a record's queue
+Records next to damage (`beside`): those to which no consume queue entry and no index entry points
+are stale if other evidence contradicts at least a quarter of them: the entry for a record's queue
 offset points elsewhere, an entry points into the record, or the index has another key for its
-offset. Only a few records right before or after damage, or at a file border, can belong to one
-stale page.
+offset. Only a few records right before or after damage, or at the start or end of a file, can
+belong to one stale page.
 
-Amid undamaged bytes (`amid`): if a stale page begins and ends exactly at record borders, it leaves
-no damage. A few consecutive records to which no entry points, between records to which entries
-point, count as contradicted in two cases: entries of two queues, or of a queue and the index,
-contradict them; or another intact record, to which its entry points, has the same queue offset, and
-an entry points into the contradicted record. For the log to be right nevertheless, two structures
-would need the same damage. Two similar cases differ from this: a log copied from elsewhere
-disagrees with the entries up to its end, but its store times continue; and if a broker kept index
-entries from an earlier use of the file, the consume queue entries still point to the current
-records.
+Records among undamaged bytes (`amid`): a stale page that begins and ends exactly at record
+boundaries leaves no damage. A few consecutive records to which no entry points, between records to
+which entries point, count as contradicted in two cases: entries of two queues, or of a queue and
+the index, contradict them; or another intact record, to which its entry points, has the same queue
+offset, and an entry points into the contradicted record. If the log were right in such a case, two
+other structures would have to contain the same damage. Two similar cases can be told apart from
+this. If a log was copied from elsewhere, its records disagree with the entries up to the end of the
+log, but their store times continue. If a broker kept index entries from an earlier use of the file,
+the consume queue entries still point to the current records.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 class Beside:
     """Removes stale records from the batches of one scan. A batch may contain damage only at its
     end. Stale records become damage, and unclear records become undecided. The same applies to
-    stale records at file borders that leave no damage (`amid`).
+    stale records at the start or end of a file that leave no damage (`amid`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -218,9 +218,9 @@ class Beside:
             _judge(leads, last, stale, before if last is every else None)
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
-        """Find contradicted records at the start and the end of the file. A stale page at such a
-        place leaves no damage even if only one of its borders is a record border: its other border
-        is the file's.
+        """Find contradicted records at the start and the end of the file. A stale page there leaves
+        no damage even if only one of its ends is at a record boundary, because its other end is the
+        start or end of the file.
         """
         source, witness = self._source, self._source.witness
         if witness is None or source.head:

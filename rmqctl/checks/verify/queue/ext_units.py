@@ -197,8 +197,8 @@ class _Window:
         """Return the first of the sizes ``ways`` for which a unit or the end mark is at
         ``position`` plus this size.
 
-        If there is none, return the first of the sizes after which the unused part of the file
-        begins; None if there is none of these either.
+        If no size meets this condition, return the first size after which the unused part of the
+        file begins; None if no such size exists.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:
