@@ -205,8 +205,8 @@ _OFFSETS_GONE = Phrase(
     "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
-"""End of each command that needs another copy of the store; the user replaces COPY. These commands
-are recommended first.
+"""Last option of each command that needs another copy of the store; the user replaces COPY. Such
+commands are recommended first.
 """
 _RESTORED = ".restored"
 """Suffix of the name of the folder that a remote or archived store is copied into."""

@@ -82,7 +82,7 @@ class Ranges:
 
 @dataclass(slots=True)
 class EmptyRange:
-    """A stretch, physical offsets ``[start, end)``, in which the log under repair has no intact
+    """A stretch of the log under repair, physical offsets ``[start, end)``, without an intact
     frame, and the evidence for the records that a source has in this stretch.
 
     ``rows`` and ``keys``: number of the source's records that agree with the repaired store's

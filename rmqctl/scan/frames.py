@@ -204,10 +204,9 @@ class Batch:
         return size
 
     def column(self, name: str) -> Array:
-        """Return a column as native int64: any integer field of the fixed part, or one of
-
-        ``body_start/length``, ``topic_start/length``, ``properties_start/length`` (positions in
-        ``data``).
+        """Return a column as native int64: an integer field of the fixed part, or one of
+        ``body_start``, ``topic_start``, ``properties_start`` (positions in ``data``),
+        ``body_length``, ``topic_length`` and ``properties_length``.
         """
         computed = self._columns.get(name)
         if computed is not None:

@@ -1,8 +1,8 @@
 """Allocator and garbage collector settings for processes that read much data.
 
 A walk creates and drops the same column buffers thousands of times. glibc initially returns buffers
-of their size to the system, and each page is then faulted in again: up to a fifth of a verify's
-time. Without glibc `keep_freed_memory` does nothing.
+of their size to the system, and each page is then faulted in again, which takes up to a fifth of
+the run time of `verify`. Without glibc `keep_freed_memory` does nothing.
 """
 
 from __future__ import annotations

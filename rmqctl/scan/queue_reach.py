@@ -260,8 +260,8 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
 def skipped_rows(
         properties: text.PropertySegments, which: Array
 ) -> tuple[Array, text.Texts, Array]:
-    """Return the further entries that a broker does not write, because a record's lists differ in
-    length, although the broker assigned the queue offsets.
+    """Return the further entries that are missing because a record's lists differ in length: the
+    broker assigned the queue offsets of these entries, but does not write the entries.
 
     For each light queue, a 5.x broker adds a queue offset to the list of offsets; for each other
     name, an empty item. Empty items after the last offset are dropped when the list is split, so

@@ -63,8 +63,9 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """Return the bytes of the record whose frame begins at ``position``; None unless magic, offset
-    and lengths match, in a DLedger log also those of its entry.
+    """Return the bytes of the record whose frame begins at ``position``. Return None unless the
+    record's magic, offset and lengths match; in a DLedger log, those of its entry must match as
+    well.
     """
     entry = None
     if source.head:

@@ -55,8 +55,8 @@ LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 
 
 _NONZERO = 64
-"""Number of bytes read at a position before the system is asked for holes. If one is nonzero, the
-search is over.
+"""Number of bytes read at a position before the system is asked for holes. If one of these bytes is
+nonzero, the search is over.
 """
 
 

@@ -36,7 +36,7 @@ _MAX_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
-    """Return the first frame border at or after an arbitrary position, even inside a body.
+    """Return the first frame boundary at or after an arbitrary position, even inside a body.
 
     The walk starts at a nearby record to which its consume queue entry points, or at the file's
     start. Without evidence about the log, the next provable record is used. In DLedger data, a
@@ -84,7 +84,7 @@ def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | 
 class Walk:
     """Iterates over the batches of ``[start, end)`` of a source (positions, not physical offsets).
 
-    A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
+    A frame belongs to the range in which it starts. ``start`` must be a frame boundary, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
     ``first`` is its position. This is a guess, unlike `start_of`: a record in a body may be
     mistaken for it. ``position`` is the walk's position; after the walk, the next range begins

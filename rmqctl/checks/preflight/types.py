@@ -404,8 +404,8 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether brokers of all possible releases would start without losing anything.
-        Entries that prove an earlier loss must not be lost either.
+        """Return whether brokers of all possible releases would start without losing anything. A
+        start that loses entries that prove an earlier loss is not harmless.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 

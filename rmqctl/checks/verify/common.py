@@ -118,7 +118,7 @@ class Gaps:
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
         """Add the next entries that are not all zeros. Return the holes that these entries prove:
-        for each, the index of its first entry, and how many entries it has.
+        for each, the index of its first entry, and its number of entries.
 
         ``number``: indices of the added entries, ascending. ``valid``: whether each of them is
         valid.

@@ -34,7 +34,7 @@ def default_path(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEnd:
-    """The end of the verified part of the log. ``position``: physical offset of a frame border.
+    """The end of the verified part of the log. ``position``: physical offset of a frame boundary.
 
     ``anchor`` and ``anchor_end`` are the start and end of the last record before ``position``. If
     this record still exists, data was only appended to the log.

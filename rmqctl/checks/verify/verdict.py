@@ -198,9 +198,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the problems, and also the findings for entries of lost messages, although their
-        severity is only info.
-        """
+        """Return the problems, and the findings with severity info for entries of lost messages."""
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
 

@@ -67,8 +67,8 @@ class VerifyOptions:
 
     Three options restrict the run to a part of the log. ``sample``: check this share (0…1) of the
     log, in pieces chosen by ``seed``. ``since``: check the log from this physical offset on.
-    ``part``: check only these physical offsets, ``[start, end)``. The start must be a frame border.
-    Entries are then only compared with the part of the log that was read.
+    ``part``: check only these physical offsets, ``[start, end)``. The start must be a frame
+    boundary. Entries are then only compared with the part of the log that was read.
 
     ``profile``: also profile the log by time and position. ``release``: release of the assumed
     broker (None: the release that wrote the store).

@@ -261,10 +261,10 @@ class Survey:
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return the physical offsets of messages with a wrong appended CRC; none unless most of
-        the store's messages have an appended CRC.
+        """Return the physical offsets of messages with a wrong appended CRC; an empty set unless
+        most of the store's messages have an appended CRC.
 
-        Messages without an appended CRC are not included: the feature may have been off for a
-        while, or another version wrote them, and a broker reads them (commitlog.md §5.4).
+        Messages without an appended CRC are not included, because a broker reads them (commitlog.md
+        §5.4): another version may have written them, or the feature may have been off at the time.
         """
         return set(self.wrong_crcs) if self.has_crcs else set()

@@ -1,14 +1,14 @@
 """Find the end of a damaged record whose size is unknown.
 
 Its body may contain anything, even intact records with the right physical offset and queue offset.
-So the record may end at each frame border after the damage, except at borders that one of these
-rules excludes:
+So the record may end at any frame boundary after the damage, unless one of these rules excludes the
+boundary:
 
-* the distance to the border is greater than the size of the store's largest record;
-* the border is in another file, or after a record that a consume queue or index entry proves to be
-  part of the log;
+* the distance to the boundary is greater than the size of the store's largest record;
+* the boundary is in another file, or after a record that a consume queue or index entry proves to
+  be part of the log;
 * if the record ended there, more messages would be missing than can be lost, according to the queue
-  offsets of the last messages before the damage and of the first messages after the border
+  offsets of the last messages before the damage and of the first messages after the boundary
   (`rmqctl.scan.damage.slots`).
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,

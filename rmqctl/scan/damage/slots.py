@@ -67,8 +67,8 @@ class EarlierMessages:
         self.is_damaged = False
         """True if the scan has found damage: then a blank may be part of a body."""
         self.moved_end = -1
-        """End (a position) of the last intact record with a wrong physical offset: it is unknown
-        whether a record of the log begins at this end.
+        """End (a position) of the last intact record with a wrong physical offset. Whether a record
+        of the log begins there is unknown.
         """
         self._look_back = look_back
         self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
@@ -254,9 +254,9 @@ class Queues:
 
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
-    """Return the offsets of each queue among consecutive frames in ``[start, end)``: of the first
-    ``most`` frames, or of the last ones if ``most`` is negative. The value is None for a queue
-    whose offsets prove nothing.
+    """Return, by queue, the first and the last queue offset of consecutive frames in ``[start,
+    end)``: only of the first ``most`` frames or, if ``most`` is negative, of the last ``-most``
+    frames. The value is None for a queue whose offsets prove nothing.
 
     Raises: StoreIOError.
     """

@@ -34,8 +34,8 @@ from rmqctl.store.store import Store
 
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
 BEYOND_END, FLUSHED_BEYOND_END = "beyond-end", "flushed-beyond-end"
-"""Causes of findings. The first: a position is beyond the end of the structure that it refers to.
-The second: the flush position of the timer log is beyond the end of the timer log.
+"""Causes of findings. ``BEYOND_END``: a position is beyond the end of the structure that it refers
+to. ``FLUSHED_BEYOND_END``: the flush position of the timer log is beyond the end of the timer log.
 """
 _FLUSHED = "last_timer_log_flush_pos"
 _YEAR_3000 = 32_503_680_000_000
