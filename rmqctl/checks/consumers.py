@@ -2,9 +2,9 @@
 
 The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan); the consumer offsets
 are read from ``config/``. Queues are read only where an offset requires it. A broker writes offsets
-to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown some messages
-after an offset were already consumed; which ones is unknown. Broadcast consumers keep their offsets
-themselves. With POP, an offset covers delivered messages, acknowledged or not.
+to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown, some messages
+after an offset may already have been consumed; it is unknown which ones. Broadcast consumers keep
+their offsets themselves. With POP, an offset covers delivered messages, acknowledged or not.
 """
 
 from __future__ import annotations

@@ -193,10 +193,10 @@ class Losses:
     messages that the next startup leaves in the log without a consume queue entry (None: not
     searched). ``in_log``: undecided records in the log. ``replaced``: fillers and messages kept
     damaged (None: not counted). ``queues``, ``groups``: None if they cannot be checked. ``beside``:
-    lost topics, groups, committed offsets, timed messages and index entries, with the file that
-    loses them. ``unread``: structures that would show lost messages but cannot be read;
-    ``known_lost`` is then not reliable. ``in_tier``: losses of the store's tier, which the other
-    fields do not include. ``at_least``: whether ``known_lost`` is only a lower bound.
+    lost topics, groups, committed offsets, timed messages and index entries, each with the affected
+    file. ``unread``: structures that would show lost messages but cannot be read; ``known_lost`` is
+    then not reliable. ``in_tier``: losses of the store's tier, which the other fields do not
+    include. ``at_least``: whether ``known_lost`` is only a lower bound.
 
     An index entry, a consume queue entry or a committed offset of a lost message is evidence of
     that loss, and does not count as a loss.

@@ -33,8 +33,8 @@ class IndexedKey(NamedTuple):
     """A key of a message in the index: its hash, and the start of the second in which the message
     was stored (ms).
 
-    ``is_begin``: whether ``time`` is the begin time of the index file, which older messages have
-    too. ``exact``: whether ``time`` is the exact store time.
+    ``is_begin``: whether ``time`` is the begin time of the index file, which messages older than
+    the file have as well. ``exact``: whether ``time`` is the exact store time.
     """
 
     key_hash: int

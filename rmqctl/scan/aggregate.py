@@ -44,11 +44,11 @@ class Aggregate:
     ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) select messages; the byte
     counts cover all frames. Picklable; `merge` adds the sums of another object.
 
-    With more than ``limit`` groups the object only searches for heavy groups (`is_full`; Misra and
-    Gries' summary, which can be merged): every heavy group is among the `candidates`, but the sums
-    are incomplete. A second pass over the same messages, with ``only`` set to these groups, gives
-    exact sums; `groups` then contains only the heavy groups and `OTHER`. The choice depends on the
-    messages alone. ``limit`` must be a few times ``heavy``.
+    With more than ``limit`` groups (`is_full`), the object only searches for heavy groups, using
+    the summary of Misra and Gries, which can be merged. Every heavy group is then among the
+    `candidates`, but the sums are incomplete. A second pass over the same messages, with ``only``
+    set to these groups, gives exact sums; `groups` then contains only the heavy groups and `OTHER`.
+    The choice of groups depends only on the messages. ``limit`` must be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,

@@ -17,7 +17,7 @@ total length.
 class Damage:
     """Skipped bytes of the log: ``spans`` are the first ones (physical offsets).
 
-    An otherwise intact record with a wrong body CRC is a span too. ``undecided``: intact records in
+    A record whose only fault is a wrong body CRC is also a span. ``undecided``: intact records in
     the skipped bytes that may be messages.
     """
 

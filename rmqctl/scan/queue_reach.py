@@ -145,8 +145,8 @@ class QueueNumbers:
 
 
 class QueueReach:
-    """Collects the reach of queues over batches. Picklable; `merge` adds the results of another
-    object.
+    """Collects the range of queue offsets of each queue over batches. Picklable; `merge` adds the
+    results of another object.
 
     ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages; with ``plain``,
     each record counts only for the queue offset in its header. ``light`` has the queue ids of light

@@ -1,4 +1,4 @@
-"""The frame walk over a file with unreadable places: the rest of the file is read.
+"""The frame walk over a file with unreadable ranges, which it skips.
 
 Lost ranges are yielded among the batches. Only errors of reading the file itself are handled here;
 errors in the consumer of a batch are passed on.
@@ -47,7 +47,7 @@ class TolerantWalk:
     continues in small steps up to the unreadable position, skips `SKIPPED` bytes or more and
     continues at the next provable record. ``first`` (known with the first item), ``position`` and
     ``sound`` are as in `Walk`; ``shrunk``: whether the file ends before ``end``. ``no_stale``:
-    whether stale records beside damage count as damage.
+    whether stale records next to damage count as damage.
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,

@@ -40,7 +40,7 @@ def start_of(source: Source, at: int) -> int:
 
     The walk starts at a nearby record to which its consume queue entry points, or at the file's
     start. Without evidence about the log, the next provable record is used. In DLedger data, a
-    position inside the header of an entry, or of its record, means this entry.
+    position inside the header of an entry, or of its record, counts as the start of this entry.
 
     Raises: StoreIOError.
     """
@@ -86,16 +86,16 @@ class Walk:
 
     A frame belongs to the range in which it starts. ``start`` must be a frame boundary, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
-    ``first`` is its position. This is a guess, unlike `start_of`: a record in a body may be
-    mistaken for it. ``position`` is the walk's position; after the walk, the next range begins
-    there. With ``growing`` the walk ends at the first bytes that are neither a message nor a blank
-    record, because these bytes may be incomplete in a file that is being written. ``by_itself``:
-    the file belongs to no store, and frames in the body of a damaged record are not its messages;
-    ``is_dense``: whether the log has all messages of its queues. ``whole``: whether all frames of a
-    buffer form one batch, even with damage between them; otherwise a batch ends at the first
-    damage. ``beside`` removes stale records, which look like messages, from each batch
-    (`rmqctl.scan.damage.stale`). ``sound`` is called first with the data read; the records that it
-    uses are not included in any batch.
+    ``first`` is its position. Unlike the result of `start_of`, this record is a guess: it may be
+    part of a message body. ``position`` is the walk's position; after the walk, the next range
+    begins there. With ``growing`` the walk ends at the first bytes that are neither a message nor a
+    blank record, because these bytes may be incomplete in a file that is being written.
+    ``by_itself``: whether the file belongs to no store, so that frames in the body of a damaged
+    record are not counted as messages of the file; ``is_dense``: whether the log has all messages
+    of its queues. ``whole``: whether all frames of a buffer form one batch, even with damage
+    between them; otherwise a batch ends at the first damage. ``beside`` removes stale records,
+    which look like messages, from each batch (`rmqctl.scan.damage.stale`). ``sound`` is called
+    first with the data read; the records that it uses are not included in any batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,

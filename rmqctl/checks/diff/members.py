@@ -1,10 +1,10 @@
 """Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
 
-An entry is the same if index, term, byte offset and all bytes are. If two members have an entry
-with the same index and term, their logs are the same up to this entry, so if its bytes differ, one
-of the two entries is damaged. Where the terms differ, the logs diverge: two leaders wrote entries,
-and the group keeps the entries of the majority. Which entries these are is certain only for entries
-that are recorded as committed.
+Two entries are the same if their index, term, byte offset and all bytes are equal. If two members
+have an entry with the same index and term, their logs are the same up to this entry, so if its
+bytes differ, one of the two entries is damaged. Where the terms differ, the logs diverge: two
+leaders wrote entries, and the group keeps the entries of the majority. Only entries that are
+recorded as committed are certain to be kept.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ beyond the end of the log. An index entry alone proves nothing if it points beyo
 the log, as the index may belong to another log. It also proves nothing beyond an end of the log
 that all consume queues confirm, if a repair has recorded its losses.
 
-The checkpoint of a DLedger member names the last entry written; all entries between the last intact
-entry and that one are lost, even without other evidence. The checkpoint of any other store contains
-the time of the last message written; if it is later than the times of all messages, at least one
-message is lost.
+The checkpoint of a DLedger member names the last entry that was written. All entries after the last
+intact entry, up to the one named, are lost, even without other evidence. The checkpoint of any
+other store contains the time of the last message written; if it is later than the times of all
+messages, at least one message is lost.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The queue offsets of a queue are consecutive in the log. If queue offsets are missing between two
 records, and the damaged bytes between these records have space for the missing messages, then the
-messages existed. A damaged record whose queue and queue offset are still readable proves its
-message, too.
+messages existed. A damaged record whose queue and queue offset are still readable also proves its
+message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Known findings, so that a cron job reports only new findings.
 
 A finding is known if an earlier run had a finding with the same category, structure, file and
-position. The list is a JSON file outside the store, which people may read, edit and keep under
+position. The list is a JSON file outside the store, which users may read, edit and keep under
 version control.
 """
 

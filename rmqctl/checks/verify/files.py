@@ -2,7 +2,7 @@
 consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
 
 Legal, so not findings: any file size, expired first files, preallocated files, queue folders that
-come and go, RocksDB files beside the topics, working folders of a compaction.
+come and go, RocksDB files next to the topic folders, working folders of a compaction.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ boundary:
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,
 or part of the damaged record's body. If the distance to the end of the log is less than the size of
-the largest record, the damaged record may have been torn there, and everything after the damage is
-undecided.
+the largest record, the damaged record may have been torn at the end of the log, and everything
+after the damage is undecided.
 
 The frames of a file are read once for all damage in the file.
 """

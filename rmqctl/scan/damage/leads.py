@@ -100,7 +100,7 @@ class Leads:
         The following is not enough: one damaged entry, one record with damaged keys, or any number
         of entries that point elsewhere (as in a damaged page of a consume queue) while nothing else
         contradicts the records. ``besides``: number of other facts against the records. Index keys
-        that are missing for several records count once, since they may have one cause. Missing
+        that are missing for several records count once, since they may have a common cause. Missing
         consume queue entries also count once, but only if another entry points to the record's
         offset with another size; otherwise, a broker may have skipped the record after damage.
         """

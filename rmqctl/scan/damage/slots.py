@@ -159,8 +159,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
     Raises: StoreIOError.
 
     The next message of a queue may be after further damage, in which other messages of the queue
-    were lost. So missing and possibly lost messages are both counted up to the end of each run of
-    frames in turn.
+    were lost. So missing and possibly lost messages are counted up to the end of each run of
+    frames, and the largest of these differences is returned.
     """
     is_sound = _goes_up(frames)
     most: Array = -frames.lost

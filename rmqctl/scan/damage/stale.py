@@ -43,14 +43,14 @@ MAX_STALE_PLACES = 200
 more, stale records are not their cause.
 """
 _FAR = 1 << 20
-"""Number of bytes beside damage that are read to find a record to which an entry points."""
+"""Number of bytes next to damage that are read to find a record to which an entry points."""
 _MIN_CHUNK = 4 << 10
 REASON = "stale records: consume queues and index contain other messages here"
 
 
 @dataclass(slots=True)
 class Stale:
-    """Records beside damage: ``found`` are stale, ``unclear`` are undecided."""
+    """Records next to damage: ``found`` are stale, ``unclear`` are undecided."""
 
     stale_records: list[Record] = field(default_factory=list)
     unclear: list[Record] = field(default_factory=list)

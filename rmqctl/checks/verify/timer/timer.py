@@ -1,10 +1,11 @@
 """Checks of the timer of 5.x: timer log, wheel and timercheck, compared with each other and with
 the commitlog.
 
-spec: timer-and-others-5x.md §1. These files are read in the reverse of the order in which a broker
-flushes them (timercheck, wheel, log), so that with a running broker a file is never older than the
-files that refer to it. A unit that points to no intact message is wrong, unless the consume queue
-of the timer topic has the same entry: then the message is damaged or missing in the commitlog.
+spec: timer-and-others-5x.md §1. The files are read in the order timercheck, wheel, log, the reverse
+of the order in which a broker flushes them. So even while a broker is running, no file is read
+before a file that refers to it. A unit that points to no intact message is wrong, unless the
+consume queue of the timer topic has the same entry: then the message is damaged or missing in the
+commitlog.
 """
 
 from __future__ import annotations
