@@ -185,8 +185,9 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether the transaction with this id has ended. The caller knows that the id does not
-    name an unfinished transaction; if it belongs to a half message, the transaction has ended.
+    """Return whether the transaction with this id has ended. The caller has checked that the id
+    does not name an unfinished transaction. So if the id belongs to a half message, the transaction
+    has ended.
     """
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])

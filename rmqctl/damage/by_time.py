@@ -61,8 +61,8 @@ def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[lis
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
     """Yield the groups of records that `of_unclear_age` finds in all files of a log. ``damage``:
-    damaged ranges ``[start, end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges close
-    together are examined. Raises: StoreIOError.
+    damaged ranges ``[start, end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges that are
+    close together are examined. Raises: StoreIOError.
     """
     looks = 0
     for file, places in groupby(damage, lambda place: log.file_of(place[0])):

@@ -1,8 +1,8 @@
 """64-bit digests of the content of each record of a batch, for comparing messages.
 
-Equal content has equal digests within one process. Different content has different digests except
-for a chance of 1 in 2^64; a change of a single number of fixed width is always detected. Digests
-have no meaning outside of the process.
+Equal content has equal digests within one process. Different content has different digests, with a
+chance of 1 in 2^64 of a false match; a change of a single number of fixed width is always detected.
+Digests have no meaning outside of the process.
 """
 
 from __future__ import annotations

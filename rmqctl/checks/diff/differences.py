@@ -303,9 +303,7 @@ class Side:
                 self.open_damage.append(DamagedSpan(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Move the cursor to ``upto``. Up to this offset the log has the same messages as the other
-        log (``messages``: their number).
-        """
+        """Move the cursor to ``upto``, past ``messages`` messages that are equal in both logs."""
         self.position = upto
         self.messages += messages
         self._normalise()

@@ -316,9 +316,9 @@ class Members:
 
     @property
     def electable(self) -> list[str] | None:
-        """Return the members of a group of three that would get the vote of another member, that
-        is, whose log is at least as new as the log of that member. None for two members, as their
-        group may be larger.
+        """Return the members of a group of three that would get the vote of another member, because
+        their log is at least as new as the log of that member. None for two members, as their group
+        may be larger.
         """
         if len(self.members) < 3:
             return None

@@ -607,8 +607,8 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[OffsetGap]) -> int:
-    """Return the number of positions in ``places`` (ascending) that may be those of messages that
-    the gaps prove.
+    """Return the number of positions in ``places`` (ascending) that may belong to messages proven
+    by the gaps.
     """
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):

@@ -80,8 +80,9 @@ class SoundLog(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: RecoveredQueues,
                seen: RangeResult) -> SoundLog | None:
-    """Return the data about the log that the prediction needs, if a start changes nothing: the log
-    was closed cleanly, the whole log is sound, and each message has its entry. Else return None.
+    """Return the data about the log that the prediction needs, if a start changes nothing because
+    the log was closed cleanly, the whole log is sound, and each message has its entry; otherwise
+    None.
     Raises: StoreIOError.
     """
     last, end = seen.last_record_start, seen.last_record_end

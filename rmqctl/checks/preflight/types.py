@@ -185,8 +185,8 @@ class Prediction:
     their bodies are damaged.
     """
     messages_damaged: int | None = None
-    """Number of messages with damaged properties. Brokers do not detect this damage, but the
-    messages are not counted as intact.
+    """Number of messages with damaged properties. Brokers do not detect this damage, but rmqctl
+    does not count these messages as intact.
     """
     repairs: RepairLosses = field(default_factory=RepairLosses)
     """Losses of earlier repairs: a start neither restores these messages nor loses them again."""

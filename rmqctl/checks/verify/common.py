@@ -108,7 +108,7 @@ def used_units(data: bytes, unit: int) -> Array:
 class Gaps:
     """Search for holes in a file: runs of unused entries followed by used entries.
 
-    Garbage in the unused part at the end does not turn the entries before it into a hole.
+    Garbage in the unused part at the end does not count as used entries after a hole.
     """
 
     def __init__(self) -> None:

@@ -92,8 +92,8 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: EarlierMessages,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Return where messages continue after a damaged record at ``at``; the search begins at
-    ``search``.
+    """Find the position at which messages continue after a damaged record at ``at``; the search
+    begins at ``search``.
 
     ``stop``: a position where a record of the log certainly begins. ``passed``: the preceding
     messages. ``own_end``: returns the end of a damaged record at a position, if the end is certain.

@@ -187,8 +187,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the sum of the missing messages of all queues. Each queue contributes
-    the number at its first frame that is not before the given frame.
+    """Return, for each frame, the number of missing messages of all queues. Each queue contributes
+    the number at its first frame at or after this frame.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]

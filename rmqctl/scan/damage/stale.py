@@ -318,7 +318,7 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
     """Return whether a consume queue entry points to the first record of ``[start, end)``. This is
-    nearly always the case, and makes it unnecessary to read the following records.
+    nearly always the case, and the following records then need not be read.
     """
     raw = source.read(start - source.base, min(_MIN_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0

@@ -81,12 +81,12 @@ def with_earlier_start(context: Context, log_end: int, findings: Iterable[Findin
 
 
 def _ended_by_a_start(context: Context) -> int | None:
-    """Return the offset at which a broker truncated the log at its last startup, according to the
-    checkpoint; None if unknown.
+    """Return the offset at which a broker may have truncated the log at its last startup, according
+    to the checkpoint; None if unknown.
 
     A 5.x broker records the start of the last message before this offset, a 4.x broker the store
-    time of that message (after a clean shutdown). If the next message is damaged later, the
-    checkpoint looks the same.
+    time of that message (after a clean shutdown). If the message at this offset was damaged after
+    that startup instead, the checkpoint looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:

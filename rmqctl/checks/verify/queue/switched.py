@@ -22,10 +22,10 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
     """Return the physical offsets of the messages that were stored while multi-dispatch was on.
 
-    ``places``: physical offsets of messages without an entry in the light queue ``key``. All of
-    them that are between the same two entries of this queue form a group. Multi-dispatch was on for
-    a whole group if an entry of another light queue points to the part of the log from the first to
-    the last message of the group.
+    ``places``: physical offsets of messages without an entry in the light queue ``key``. Messages
+    between the same two entries of this queue form a group. Multi-dispatch was on for a whole group
+    if an entry of another light queue points to the part of the log from the first to the last
+    message of the group.
     Raises: StoreIOError.
     """
     if not places:
