@@ -73,8 +73,8 @@ class LoadedIndex:
         self.uncounted: list[Loaded] = []
         """Discarded files that `lost` cannot read, so that their lost entries are not counted."""
         self.rolled_at = 0
-        """End time (ms) of the last file that became full, which the broker writes to the
-        checkpoint as index time; 0 if no file became full.
+        """End time (ms) of the last index file that became full; 0 if no file became full. The
+        broker writes this time to the checkpoint as index time.
         """
 
     @property

@@ -3,9 +3,9 @@
 A committed offset shows that there were messages before it, but not reliably: `config/` may be
 edited by hand, copied from another cluster, left over from a deleted topic of the same name, or
 damaged. So an offset beyond the known end of a queue counts only if other evidence shows that the
-log had more data, and if the log has space for that many missing messages: in its holes, between
-the end of the log and the end of the last file, and in one more file, which a broker creates ahead.
-Offsets that do not count are listed in ``positions_unclear``.
+log had more data, and if the log has space for that many missing messages. Space means the holes of
+the log, the rest of the last file after the end of the log, and one more file, which a broker
+creates in advance. Offsets that do not count are listed in ``positions_unclear``.
 """
 
 from __future__ import annotations

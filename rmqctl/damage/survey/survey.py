@@ -191,9 +191,9 @@ class Survey:
     property before it, so that no broker finds it (the first few). Batches cause this.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
-    """Messages whose store time is not between those of their neighbours, which are in order (the
-    first few): physical offset, store time of the previous message (-1 if it does not exist), store
-    time of the next message (2^62 if it does not exist).
+    """The first few messages whose store time is out of order, while the store times of their two
+    neighbours are in order. For each: physical offset, store time of the previous message (-1 if it
+    does not exist), store time of the next message (2^62 if it does not exist).
     """
     newest_before_last: int = -1
     """The greatest store time of all messages except the last message of the log."""

@@ -16,10 +16,10 @@ from the strongest proof to none:
    which was written over a torn record; all other frames belong to the body.
 4. The size is unknown: a frame is a record of the log if it has a consume queue or index entry, or
    if it is after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All other
-   frames are undecided, unless their own queue contradicts them. (Exception: in a file that belongs
-   to no store and is not scanned by itself, the log continues at the first frame after the end that
-   the damaged record states, or at the first of consecutive frames that extend over that end: these
-   were written over a torn record.)
+   frames are undecided, unless their own queue contradicts them. (A file that belongs to no store
+   and is not scanned by itself is an exception. In such a file, the log continues at the first
+   frame after the end that the damaged record states, or at the first of consecutive frames that
+   extend over that end, because such frames were written over a torn record.)
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Return whether an entry that points to the record's offset has the record's size, except
-        for at most one flipped bit; None if no entry has that offset.
+        """Return whether an entry that points to the record's offset has the record's size, apart
+        from at most one flipped bit; None if no entry points to that offset.
         """
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None

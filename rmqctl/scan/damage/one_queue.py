@@ -17,9 +17,13 @@ all slots fit into the range.
   range contains more records than slots. Such a range does not end as a message does, or the queue
   offset of its last frame is the slot.
 * More slots than frames: if the queue offset of each frame is a slot, the other slots belong to
-  damaged messages. If a frame were part of a body, the range would also contain the damaged message
-  of the frame's slot, which is at least as long as a message's header (the topic and properties may
-  be the last bytes of a frame). If the range has no space for one more message, the frames are
+  damaged messages.
+  If some frames were part of a frame were such a record, the slots of these frames would belong to
+  other damaged messages in the range. Each message
+  of the messages would need at least the space of a
+  message header (the topic and properties may
+  be the last bytes of a frame). If the range has no
+  space for one more message, the frames are
   messages.
 """
 

@@ -155,8 +155,8 @@ def _damage(context: Context) -> list[tuple[int, int]]:
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield findings for records near damage that no entry points to, so that only their store
-    times suggest that they are stale.
+    """Yield findings for records near damage that may be stale: no entry points to them, so their
+    store times are the only evidence.
     """
     with suppress(StoreIOError):  # already reported for that file
         for records in unclear_in_log(context.store.log, [

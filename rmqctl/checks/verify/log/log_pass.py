@@ -394,9 +394,9 @@ class MessageChecks:
 
         A 5.x broker assigns queue offsets to messages of some topics without dispatching them
         (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
-        them. No entry counts as missing if the broker's settings may keep it from writing such
-        entries, or if the broker ignores the queues that a message names because their list is too
-        short (``skipped``).
+        them. An entry does not count as missing in two cases: if the broker's settings may have
+        kept it from writing such entries, or if the broker ignores the queues that the message
+        names because their list is too short (``skipped``).
         """
         message, names, offsets = further
         if not len(message):

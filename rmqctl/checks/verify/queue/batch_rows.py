@@ -250,8 +250,8 @@ messages of each.
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Yield findings for records of batch topics that no entry points to: records between others
-    that have an entry, and records after the last one that has an entry.
+    """Yield findings for records of batch topics to which no entry points: records between records
+    with an entry, and records after the last record with an entry.
     """
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
