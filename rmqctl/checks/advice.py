@@ -2,8 +2,8 @@
 
 A step is offered only if it would change something. `RepairOutlook` describes the effect of a
 planned repair. No step loses data that the previous step kept: restoring from another copy comes
-first, then repairing the store without a copy (at the end of the log, truncating before fillers),
-then consumer offsets, then commands that only read.
+first, then repairing the store without a copy (for damage at the end of the log, truncation is
+offered before fillers), then consumer offsets, then commands that only read.
 """
 
 from __future__ import annotations

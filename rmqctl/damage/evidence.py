@@ -1,4 +1,5 @@
-"""Evidence of lost messages: consume queue entries that point into damaged bytes, and gaps.
+"""Evidence of lost messages: consume queue entries that point into damaged bytes, and missing queue
+offsets.
 
 Entries are read only for queue offsets that are missing in the log (holes), so the cost depends on
 the number of lost messages, not on the size of the store. An entry is evidence if its queue offset
@@ -133,7 +134,7 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     order.
 
     Of all possible chains of runs, the one with the most messages is chosen. The queues of a topic
-    that was deleted and created again start at 0 again; runs before that are ignored.
+    that was deleted and created again start at 0 again; the runs before such a restart are ignored.
     """
     start = 0
     for number, run in enumerate(runs):

@@ -168,7 +168,7 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
 
 
 class Batch:
-    """Message frames of one buffer, in order, and the spans among and after them.
+    """Message frames of one buffer, in order, and the spans between and after them.
 
     ``data`` (uint8) is only valid until the walk continues; ``base`` is the physical offset of
     ``data[0]``. ``start`` are the positions of the records in ``data``; the ``head`` bytes before a

@@ -1,8 +1,8 @@
 """Fields of records that no broker can have written, found during a walk.
 
-The rules are those of `formats.local.header_rules`. Each record is judged once, between the
-previous message and the next one. So the log may be divided anywhere: the merged results of the
-parts equal the results of a single walk.
+The rules are those of `formats.local.header_rules`. Each record is judged once, together with the
+previous and the next message. So the log may be divided anywhere: the merged results of the parts
+equal the results of a single walk.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 `rmqctl.open` derive their columns from this schema, and docs/reference/schema.md is generated from
 it.
 
-Each column is an Arrow field with a comment (meaning and unit, when it is null). Every column is
-nullable in type, because query engines treat all columns so; a value is null only where its comment
-says when.
+Each column is an Arrow field with a comment: its meaning and unit, and when it is null. Every
+column has a nullable type, because query engines treat all columns as nullable; a value is null
+only in the cases that the comment names.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 def _says_less(source: Source, at: int, end: int) -> int | None:
     """Follow the records after a damaged record, from the end that results from its own size field.
     Return the first record boundary at or after ``end``; ``end`` itself if the records stop before
-    ``end``. Return None if no record begins at that end, or if that end is not before ``end``.
+    ``end``; None if no record begins where the damaged record would end, or if it would end at or
+    after ``end``.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -295,8 +296,9 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Return the end of a record whose header is lost except for the body length, if its lengths
-    add up to the start of another record. Raises: StoreIOError.
+    """Return the end of a record whose header is lost except for the body length. The end is
+    calculated from the record's lengths, and counts only if another record begins there. Raises:
+    StoreIOError.
 
     The position of the body length depends on the length of the addresses. In a record with short
     addresses, the position for longer addresses may be inside the body, whose bytes the sender
@@ -307,8 +309,8 @@ def _lengths_end(source: Source, at: int) -> int | None:
 
 
 def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
-    """Return the size that the lengths of a record add up to, if another record begins after that
-    size.
+    """Return the size of a record calculated from its lengths; None unless another record begins
+    right after it.
     """
     shape = variant(bits, version)
     head = source.read(at, shape.head_size)

@@ -1,5 +1,8 @@
 """Intact records left by an earlier use of their file: stale records.
 
+If a page was never written to disk, the file still has the earlier content of this page. Such a
+page is a *stale page*, and its intact records are stale records.
+
 Records next to damage (`beside`): those to which no consume queue entry and no index entry points
 are stale if other evidence contradicts at least a quarter of them: the entry for a record's queue
 offset points elsewhere, an entry points into the record, or the index has another key for its

@@ -1,8 +1,8 @@
 """Light queues (``%LMQ%…``) of a 5.x broker whose enableMultiDispatch was switched off for a time.
 
 With enableLmq, such a broker continues to assign queue offsets in these queues, but writes no
-entries to any of them (consumequeue.md §10). So an entry that is missing in one light queue but
-exists in others is lost.
+entries to any of them (consumequeue.md §10). So if a message has entries in some of its light
+queues but not in another one, the missing entry is lost.
 """
 
 from __future__ import annotations
