@@ -46,9 +46,9 @@ _LATER = object()
 class KeyNumbers:
     """Small numbers for keys, in order of appearance.
 
-    With ``only``, just these keys have numbers of their own; all other keys are `OTHER`. A table of
-    the kernel, if it is installed, numbers the texts: most texts occur only once, and no Python
-    object is created for them.
+    With ``only``, only these keys have their own numbers; all other keys are combined into `OTHER`.
+    A table of the kernel, if it is installed, numbers the texts: most texts occur only once, and no
+    Python object is created for them.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:

@@ -126,7 +126,7 @@ class Cells:
         a properties string.
 
         ``others`` converts the texts selected by ``is_for_others`` (bool), and texts that are not
-        UTF-8, very long, or contain a property twice.
+        UTF-8, are very long, or contain a property twice.
         """
         start, length = contiguous(texts.start, texts.length)
         left_out = length > LONG

@@ -122,8 +122,8 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
     """Return (number of frames before the last possible end, counted from frame number ``first``; a
-    position). The position is None if the number is final; otherwise, frames must first be read up
-    to this position. No possible end is after ``limit``.
+    position or None). If the position is None, the number is final; otherwise, frames must first be
+    read up to this position. No possible end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.

@@ -150,8 +150,8 @@ class Leads:
 
     def by_two(self, records: Sequence[Record]) -> bool:
         """Return whether two independent structures contradict the records: entries of two queues,
-        or entries of a queue and of the index. An entry that points into a record whose queue
-        offset another record has is sufficient by itself.
+        or entries of a queue and of the index. If an entry points into a record, and another record
+        has the same queue offset as this record, that is sufficient by itself.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}

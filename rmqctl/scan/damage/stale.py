@@ -244,8 +244,8 @@ class Beside:
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     """Yield the contradicted records of a log file near anomalies at physical ``places``
-    (ascending): an entry that points elsewhere, or queue offsets that do not continue. DLedger
-    files yield none, since their entries are chained. Raises: StoreIOError.
+    (ascending). An anomaly is an entry that points elsewhere, or a jump in the queue offsets.
+    DLedger files yield none, since their entries are chained. Raises: StoreIOError.
     """
     witness, reach, last_yielded = source.witness, -1, -1
     if witness is None or source.head:
