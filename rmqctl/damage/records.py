@@ -163,8 +163,8 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record with a wrong physicalOffset was probably written to the wrong place.
-    Otherwise its physicalOffset is damaged.
+    """Return whether a record with a wrong physicalOffset was probably written to the wrong place;
+    otherwise, its physicalOffset is damaged.
 
     The physicalOffset counts as damaged if only one bit of it differs, unless the difference is a
     multiple of the file size, as in a stale record from an earlier use of the file.

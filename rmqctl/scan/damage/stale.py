@@ -12,8 +12,8 @@ belong to one stale page.
 Records among undamaged bytes (`amid`): a stale page that begins and ends exactly at record
 boundaries leaves no damage. A few consecutive records to which no entry points, between records to
 which entries point, count as contradicted in two cases. Either entries of two queues, or of a queue
-and the index, contradict them. Or an entry points into such a record, and its queue offset also
-occurs in another intact record, to which the entry for this queue offset points. If the log were
+and the index, contradict them. Or an entry points into such a record, and another intact record, to
+which its own entry points, has the same queue offset as the contradicted record. If the log were
 right in such a case, two other structures would have to contain the same damage. Two similar cases
 can be told apart from this. If a log was copied from elsewhere, its records disagree with the
 entries up to the end of the log, but their store times continue. If a broker kept index entries
