@@ -39,12 +39,12 @@ class QueueState:
     number of entries).
 
     ``max_physic``: the physical offset up to which the log was dispatched, according to the queue's
-    entries; -1 without entries. ``disk_end``: the value of ``end`` on disk. ``added``: number of
-    entries that the broker adds when it dispatches again; ``first_added``: physical offset of the
-    record of the first added entry; ``blanked``: number of padding entries before the first added
-    entry. ``misplaced``: number of entries whose queue offset differs from that in their message.
-    ``touched``: whether a message of the queue is dispatched again. ``doomed``: files that the
-    broker deletes.
+    entries; -1 if the queue has no entries. ``disk_end``: the value of ``end`` on disk. ``added``:
+    number of entries that the broker adds when it dispatches again; ``first_added``: physical
+    offset of the record of the first added entry; ``blanked``: number of padding entries before the
+    first added entry. ``misplaced``: number of entries whose queue offset differs from that in
+    their message. ``touched``: whether a message of the queue is dispatched again. ``doomed``: the
+    files that the broker will delete.
     """
 
     key: QueueKey
@@ -71,8 +71,8 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """Return the last file if it contains no entry, does not start at offset 0, and is kept by
-        recovery; else None.
+        """Return the last file if it contains no entry, does not start at offset 0, and is not
+        deleted by recovery; otherwise None.
 
         For such a file, `ConsumeQueue.correctMinOffset` of 5.x requests the unit before the file's
         start, which throws an IllegalArgumentException.
@@ -299,9 +299,10 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """Result of `put_rule` for the first entries of a run. ``skipped``: number of entries that a
-    broker skips because they exist; ``taken``: number of entries that it writes at the queue's end.
-    ``astray``: whether the position of the written entries differs from their queue offsets.
+    """Result of `put_rule` for the first entries of a sequence. ``skipped``: number of entries that
+    a broker skips because they exist; ``taken``: number of entries that it writes at the queue's
+    end. ``astray``: whether the written entries are at positions that differ from their queue
+    offsets.
     """
 
     skipped: int
@@ -310,8 +311,8 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """Return what a broker does with the first entries of a run: ``count`` entries with consecutive
-    queue offsets from ``offset`` on (spec §4). All entries point to records after the dispatched
+    """Return what a broker does with the first of ``count`` entries that have consecutive queue
+    offsets starting at ``offset`` (spec §4). All entries must point to records after the dispatched
     part of the log.
 
     ``end`` is the queue offset of the queue's next entry. A queue without a file begins at

@@ -231,10 +231,10 @@ def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: 
     """Return the queue offset that a 5.3.3 broker returns for a batch consume queue, clamped to
     [first, end].
 
-    It is the base offset of the first entry stored at or after ``when``, in the last file that
-    begins before ``when``; the base offset of the last entry if all entries of that file are older.
-    With ``upper``, the broker searches for the same entry in a different way, and may not find it;
-    it then returns ``first``.
+    The broker searches the last file that begins at or before ``when`` (otherwise the first file),
+    and returns the base offset of its first entry stored at or after ``when``. If all entries of
+    the file are older, it returns the base offset of the last entry. With ``upper``, it uses a
+    different search for the same entry, and returns ``first`` if that search fails.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

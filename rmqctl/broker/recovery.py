@@ -3,8 +3,9 @@ log.
 
 spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
 (spec: commitlog.md §9). It does not check a record's physicalOffset, accepts a blank record of any
-size, and continues after a missing file. The frame scanner does most of the work; single records
-are tested as a broker does only where the scanner finds no provable record.
+size, and continues after a missing file. The frame scanner does most of the work. Only where the
+scanner finds no provable record, single records are checked in the way in which a broker checks
+them.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ class RecoveryWalk:
     After the iteration, ``end`` is the offset at which it stopped (the end of the log for the
     broker), ``stop`` the reason, ``last_valid`` the start of the last accepted record (None if no
     record was accepted), and ``misplaced`` the offsets of accepted records with a wrong
-    physicalOffset. Each misplaced record is yielded in a separate batch with its wrong
-    physicalOffset, during which ``odd`` is True.
+    physicalOffset. Each misplaced record is yielded in a separate batch that keeps its wrong
+    physicalOffset; ``odd`` is True while that batch is processed.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
@@ -425,7 +426,7 @@ class ReputWalk:
 
     The dispatcher reads no bodies, and continues with the next file after an unreadable record.
     ``stuck``: the physical offset at which the dispatcher waits forever because no file contains
-    it; else None. ``odd``: as in `RecoveryWalk`.
+    that offset; otherwise None. ``odd``: as in `RecoveryWalk`.
     """
 
     def __init__(self, log: CommitLog, start: int, end: int, version: BrokerVersion) -> None:
@@ -475,10 +476,11 @@ class ReputWalk:
 class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
-    ``behind``: if not None, only records that start after this physical offset. ``reput``: whether
-    the run-time dispatcher dispatches them after recovery; it reads no bodies and skips unreadable
-    records. ``positions``: state of each plain queue before these records are dispatched: the queue
-    offset after its last entry, and the physical offset up to which the log was dispatched.
+    ``behind``: if not None, only records that start after this physical offset are dispatched.
+    ``reput``: whether the run-time dispatcher, which reads no bodies and skips unreadable records,
+    dispatches them after recovery. ``positions``: for each plain queue, before these records are
+    dispatched: the queue offset after its last entry, and the physical offset up to which the log
+    was dispatched.
     """
 
     start: int

@@ -200,10 +200,10 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
             files: bool = True) -> BrokerConfig:
     """Return the configuration for an opened store.
 
-    ``given`` (names of `Settings`; None: not given) has priority over ``store.json``, then
-    ``shown`` (values determined from the store), then the sizes of its files, then a broker's
-    defaults. The number of slots and entries that existing index files prove has priority over
-    ``store.json``, and sizes in ``store.sizes.conf`` that contradict the files are ignored.
+    In order of priority, values come from ``given`` (names of `Settings`; None: not given),
+    ``store.json``, ``shown`` (values determined from the store), the sizes of its files, and a
+    broker's defaults. The number of slots and entries that existing index files prove has priority
+    over ``store.json``, and sizes in ``store.sizes.conf`` that contradict the files are ignored.
     ``files``: whether to determine the sizes of existing files.
 
     Raises: UsageError for an unknown version, RefusedError if ``store.json`` is unreliable:

@@ -1,13 +1,13 @@
 """SQL92 filters, compiled and evaluated as a broker does (spec: remoting.md §3.1).
 
 Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 lacks CONTAINS, STARTSWITH
-and ENDSWITH. The broker's oddities are reproduced. A property is text; in a comparison with a
-number it must be a number of the same type (32 bits, 64 bits, double). Values that cannot be
-compared end the entire evaluation, even within NOT and OR, and the message does not match. Text
-after a complete condition is not read (``a = 1 b = 2`` is ``a = 1``). ``0.0`` does not compile.
+and ENDSWITH. The broker's oddities are reproduced. A property is text; to be compared with a
+number, it must be a number of the same type (32 bits, 64 bits, double). If two values cannot be
+compared, the entire evaluation ends, even within NOT and OR, and the message does not match. Text
+after a complete condition is ignored (``a = 1 b = 2`` is ``a = 1``). ``0.0`` does not compile.
 
-The cost is bounded, because filters and properties may come from anyone. The time to compile a
-filter is proportional to its length, the time to match a message is proportional to the number of
+The cost is bounded, because filters and properties come from untrusted clients. The time to compile
+a filter is proportional to its length, the time to match a message is proportional to the number of
 conditions, and only parentheses cause recursion, up to a limit.
 """
 

@@ -1,11 +1,11 @@
 """Prediction of which pending timed messages a 5.x broker finds at startup, and construction of a
 timer wheel.
 
-spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
-at which it stopped, follows each slot's units through the timer log, and reads the messages from
-the commitlog. A message whose unit is not reached from these slots is never delivered, even if the
-timer log and the commitlog contain it. Messages after the queue offset at which a broker continues
-are enqueued again.
+spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot, starting with
+the slot of the time at which it stopped, follows each slot's units through the timer log, and reads
+the messages from the commitlog. A message whose unit cannot be reached from these slots is never
+delivered, even if the timer log and the commitlog contain it. Messages after the queue offset at
+which a broker continues are enqueued again.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TimerStart:
     ``skipped``: overdue by more than 7 days; ``unreachable``: the broker finds them in no slot;
     ``gone``: not in the commitlog. ``waiting``: number of messages that are not in the timer log
     yet; the broker enqueues them after the startup, from queue offset ``next_row`` on.
-    ``read_from``: the first time (ms) from which a broker reads the wheel.
+    ``read_from``: the first time (ms) at which a broker starts reading the wheel.
     """
 
     pending: int

@@ -1,9 +1,9 @@
 """The engine: a store directory opened for appending, as by a broker.
 
 `Engine.open` takes the store's lock, finds the end of the log, and rejects a store that appending
-would damage further. Nothing is written before the first message is accepted. From then on the
-store looks like that of a running broker (``abort`` exists), until `close` leaves it in the state
-after a clean shutdown.
+would damage further. Nothing is written before the first message is accepted. After that, the store
+looks like that of a running broker (``abort`` exists), until `close` leaves it as a clean shutdown
+would.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class Engine(Putting):
         """Open a store for appending and take its lock.
 
         Nothing is written outside the root, except in ``commitlog_dirs`` and the folders
-        ``outside``; if another store contains one of these, its lock is taken, too. ``settings``
-        must have the sizes of the store. ``clock`` returns the store time (ms) for messages without
-        one; ``wall_clock`` returns the time (ms) for the names of index files. Both default to the
-        system's clock.
+        ``outside``. If another store contains one of these folders, the lock of that store is also
+        taken. ``settings`` must have the sizes of the store. ``clock`` returns the store time (ms)
+        for messages without one; ``wall_clock`` returns the time (ms) for the names of index files.
+        Both default to the system's clock.
         Raises: NotAStoreError; StoreHeldError while a broker or another rmqctl uses the store;
         RefusedError if appending would damage the store further; StoreIOError.
         """

@@ -59,8 +59,8 @@ class LogState:
     """The state of the log. ``end``: physical offset of the next record.
 
     ``clean``: whether the last shutdown was clean. ``start``: physical offset of the file at which
-    a broker's recovery would start. ``cut_off``: whether the end is followed by bytes that a repair
-    truncated.
+    a broker's recovery would start. ``cut_off``: whether bytes that a repair truncated are still in
+    the file after the end.
     """
 
     end: int
@@ -120,7 +120,7 @@ def _intact_behind(store: Store, end: int) -> int | None:
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
     """A sequence of ``count`` contiguous records of the log; ``base``: the physical offset of the
-    first one.
+    first record.
 
     ``last_row``: (topic, queue id, queue offset, physical offset) of the last record for which a
     broker writes a consumequeue entry; None without such a record.
@@ -254,7 +254,8 @@ def untrusted_index(store: Store, state: LogState,
     may be torn. A broker deletes such files and indexes only the part of the log that its recovery
     reads, so keys are lost. A file with messages after the end of the log is never trusted, because
     a broker would not index new messages before the end of that file. The returned offset is the
-    start of the first untrusted file, or the end of the log if all files are trusted.
+    physical offset at which the first untrusted file starts, or the end of the log if all files are
+    trusted.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
@@ -339,7 +340,7 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Zero the bytes after the end of the log in its last file; a copy of them is kept.
+    """Copy the bytes after the end of the log in its last file, then zero them.
 
     These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
     last file. A broker does not change them; but if a shorter record were written over them, the

@@ -6,9 +6,9 @@ these locks do not exclude each other, so `StoreLock` acquires both.
 A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
 drops it. So while a `StoreLock` is held this process must never open the file again, not even to
 find its holder (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` returns whether this
-process holds the lock. For the same reason a second lock in one process is refused before anything
-is opened: the flock would refuse it, but closing the second descriptor would drop the POSIX lock of
-the first lock.
+process holds the lock. For the same reason, a second lock in one process is refused before the file
+is opened: the flock would fail, and closing the second descriptor would drop the POSIX lock of the
+first `StoreLock`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class StoreLock:
     `root` is the store. The lock file is created if it is missing, filled only if it is empty, and
     never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError if the lock file
     or an entry of ``.rmqctl`` is a link; it never waits for a holder, and does not change the file
-    when it fails. `around`: further stores to lock as well, all or none. With `fill` False an empty
-    file stays empty: it may belong to another process. `of_backup`: only the run of a backup may
-    lock a backup; others raise RefusedError.
+    when it fails. `around`: further stores to lock; either all stores are locked or none. If `fill`
+    is False, an empty file stays empty, because it may belong to another process. `of_backup`:
+    whether the caller is a running backup; any other caller that locks a backup gets a
+    RefusedError.
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,

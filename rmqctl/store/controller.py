@@ -1,9 +1,8 @@
 """The files of the controller mode in a store: epochs, and the broker's identity (spec: dledger.md
 §8, checkpoint-and-small-files.md §5).
 
-An epoch is the part of the log that one master wrote. It begins at the physical offset at which the
-log ended when that broker became master; it ends at the start of the next epoch or at the end of
-the log.
+An epoch is the part of the log that one master wrote. It begins at the end of the log at the time
+when that broker became master, and ends at the start of the next epoch or at the end of the log.
 """
 
 from __future__ import annotations
@@ -122,8 +121,8 @@ class Agreement:
 
     ``consistent_point``: the physical offset up to which both logs are the same according to the
     epochs, and at which a slave truncates its log; None if the replicas have no epoch in common.
-    ``common``: the number of equal epochs at the start of the two lists. ``conflict``: the first
-    epoch number that starts at different offsets in the two replicas.
+    ``common``: the number of equal epochs at the start of the two lists. ``conflict``: the number
+    of the first epoch that starts at different offsets in the two replicas.
     """
 
     consistent_point: int | None
@@ -135,7 +134,7 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
     """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs.
 
     The consistent point is the end of the greatest epoch that starts at the same offset in both
-    replicas; if that epoch ends at different offsets, the smaller one (dledger.md §8).
+    replicas. If this epoch ends at different offsets, it is the smaller of the two (dledger.md §8).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))

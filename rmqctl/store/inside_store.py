@@ -18,9 +18,9 @@ def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     """Return the root of the store that contains ``path``, or ``path`` itself if it is the root of
     a store; None if it is outside of all stores. The path need not exist.
 
-    A folder counts as a store if it contains ``commitlog`` or a folder of consumequeues, and in
-    addition either another of a broker's files or folders, or files in ``commitlog``. The folder of
-    a cluster in a tier also counts. Both the path as given and the path with links resolved are
+    A folder counts as a store if it contains ``commitlog`` or a folder of consumequeues, and, in
+    addition, either another file or folder of a broker or files in ``commitlog``. The folder of a
+    cluster in a tier also counts. Both the path as given and the path with links resolved are
     checked. An unreadable folder does not count as a store.
     """
     named = vfs.abspath(path)

@@ -1,9 +1,9 @@
 """The layout of a store, determined only from its files (spec: rocksdb.md §9, dledger.md §6,
 commitlog.md §1): the form of the log, of the consumequeues and of the configuration.
 
-`Layout.unread` has the structures that this version of rmqctl cannot read: code that needs one of
-them gets an UnsupportedError. `Layout.unwritten` has the structures that it cannot write: repairs
-neither plan nor write anything for a store with such a structure.
+`Layout.unread` has the structures that this version of rmqctl cannot read: code that needs such a
+structure gets an UnsupportedError. `Layout.unwritten` has the structures that it cannot write:
+repairs neither plan nor write anything for a store with such a structure.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Layout:
     ``damaged``: the structures of ``unread`` that are damaged; ``unwritten``: for each structure
     that cannot be written, readable or not, the reason.
 
-    ``notes``: sentences on structures that exist twice, and on which of them a broker reads.
-    ``controller``: whether the store was written in controller mode (with a plain log).
+    ``notes``: sentences about structures that exist twice, and about which of the two a broker
+    reads. ``controller``: whether the store was written in controller mode (with a plain log).
     """
 
     commitlog: CommitlogLayout
@@ -155,7 +155,7 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
     """Return (layout of the log, its folders with DLedger data), from the files in ``folders``.
 
     If ``folders`` have no DLedger data, but several nodes below the root do, the data folders of
-    all nodes are returned, unless ``decided`` says that no other folder counts.
+    all nodes are returned, unless ``decided`` is set, so that only ``folders`` count.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -191,10 +191,10 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     """Return the layout of the store at ``root``. Never raises.
 
     ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log. It is
-    called only if there are both files and a RocksDB database; then ``store_type``, the value in
-    the broker's own configuration, is used too. ``open_database`` opens the database of
-    consumequeues if there is one, and raises if it cannot be read. ``decided``: whether the log has
-    no other folders than ``folders``.
+    called only if the store has both consumequeue files and a RocksDB database; in this case,
+    ``store_type`` (the value in the broker's own configuration) is also used. ``open_database``
+    opens the database of consumequeues, if it exists, and raises an exception if it cannot be read.
+    ``decided``: whether the log consists of exactly ``folders``.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}

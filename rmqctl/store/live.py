@@ -168,12 +168,12 @@ def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """Return the files of a queue without the entries at its end that point to messages after the
-    snapshot.
+    """Return the files of a queue, without the entries at the end of the queue that point to
+    messages written after the snapshot.
 
     Entries that point beyond the current end of the log, and so to no message, are kept: the caller
     reports them. ``current_end(offset)`` returns the current end of the log; it may return an
-    earlier result if this is greater than ``offset``. Unreadable files are not changed.
+    earlier result if that result is greater than ``offset``. Unreadable files are not changed.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):

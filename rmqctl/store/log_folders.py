@@ -1,11 +1,11 @@
 """Detection of the folders of a multi-path commitlog by file names and record offsets.
 
 The folders of a multi-path log (spec: commitlog.md §1) have any name. They are inside the store
-root, beside it, or named in a broker.conf. A folder counts as a part of the log if its files have
-the same size as the other files and no duplicate names, if their records have offsets that match
-the file names (except for a few damaged files), and if the log lacks their offsets: they fill a
-gap, or continue the log where consumequeue entries point beyond its end. Other folders are ignored
-unless `--commitlog-dir` names them. Only the starts of files are read.
+root, beside it, or named in a broker.conf. A folder counts as a part of the log if all of the
+following hold: its files have the same size as the other files and no duplicate names; the offsets
+of their records match the file names (except for a few damaged files); and its files fill a gap in
+the log, or continue the log where consumequeue entries point beyond its end. Other folders are
+ignored unless `--commitlog-dir` names them. Only the first bytes of each file are read.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def find(root: str) -> list[str]:
     """Return the folders of the log of the store at ``root``, as absolute paths or relative to it.
     Never raises.
 
-    These are ``commitlog`` and any other folders that provably belong to the log. With exactly one
-    DLedger node, they are the node's data folder, and before it ``commitlog`` if that has files.
+    These are ``commitlog`` and any other folders that provably belong to the log. If there is
+    exactly one DLedger node, they are ``commitlog`` (only if it has files) and then the node's data
+    folder.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:
@@ -231,11 +232,11 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Return whether a folder is a log by its own files: their names are multiples of the file
-    size, and their first records have these offsets.
+    """Return whether the files of a folder alone prove that it is a log: their names are multiples
+    of the file size, and their first records have the offsets in the names.
 
-    Damage to some files is allowed. More files must have a matching offset than a wrong one. At
-    most half of the files may be too short; one short file is always allowed.
+    Damage to some files is allowed, but the files with a matching offset must outnumber those with
+    a wrong offset. At most half of the files may be too short; one short file is always allowed.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):

@@ -71,8 +71,8 @@ class Projection:
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields). ``preview``: if not 0,
     bodies are replaced by a readable text of that many bytes. With ``decompress``, a body that does
     not match its compression flag is returned as stored, and the row gets a ``body_problem``.
-    ``decoding`` computes the fields for which `is_decoded` holds, and the previews of bodies that
-    it can decode. ``redaction`` replaces user data.
+    ``decoding`` computes the fields for which `is_decoded` is true, and the previews of decodable
+    bodies. ``redaction`` replaces user data.
     """
 
     fields: Sequence[str] = FIELDS

@@ -1,4 +1,4 @@
-"""A store directory, opened read-only, and how everything in it is found.
+"""A store directory, opened read-only, and the search for its files.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
 writes nothing. If another process holds the lock, what it writes later is ignored
@@ -120,11 +120,11 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The settings of a store that options and configuration files give. Sizes are from ``conf``
-    (the broker's own configuration file) or from an option, which has priority; None: determined
-    from the files. ``largest_record``: the maximum size of a record of the log. ``folders_given``:
-    whether an option names the log's folders; ``decided``: whether a broker opens exactly these
-    folders, even if others exist.
+    """The settings of a store that options and configuration files specify. Sizes come from an
+    option, or else from ``conf`` (the broker's own configuration file); None: determined from the
+    files. ``largest_record``: the maximum size of a record of the log. ``folders_given``: whether
+    an option names the log's folders; ``decided``: whether a broker opens exactly these folders,
+    even if others exist.
     """
 
     commitlog_file: int | None = None

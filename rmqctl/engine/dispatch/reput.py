@@ -54,19 +54,19 @@ class Dispatcher:
     """Writer of the consumequeues (plain, extended, batch and light queues) and the index of a
     store.
 
-    ``log_end``: end of the log; at opening, entries that point beyond it are truncated, as by a
-    broker's recovery. ``wall_clock`` returns the time (ms) for the names of index files.
-    ``batch_topics`` returns whether a topic's queues are batch queues; it is called once for each
-    topic. ``positions``: the ends of plain queues, if the caller knows them better than the files
-    show.
+    ``log_end``: end of the log; when the dispatcher is opened, it truncates entries that point
+    beyond this offset, as a broker's recovery does. ``wall_clock`` returns the time (ms) for the
+    names of index files. ``batch_topics`` returns whether a topic's queues are batch queues; it is
+    called once for each topic. ``positions``: the ends of plain queues, if they are known more
+    exactly than from the files.
 
-    Dispatching a record again changes nothing, unless ``as_broker`` is set. Then data that a broker
-    would write twice is written twice (extension units of existing entries, index entries of the
-    last indexed message), and truncated entries are not zeroed.
+    Dispatching a record again changes nothing by default. With ``as_broker``, the dispatcher writes
+    data twice where a broker would (extension units of existing entries, index entries of the last
+    indexed message), and does not zero truncated entries.
 
-    These parameters are for a rebuild: ``wanted`` selects the queues to write (default: all); if
-    ``rows`` is False, no queue is written. ``recall`` returns the former extension unit of a
-    message, because the log contains neither bit maps nor the address of a queue's first unit.
+    The following parameters are for a rebuild. ``wanted`` selects the queues to write (default:
+    all); if ``rows`` is False, no queue is written. ``recall`` returns the former extension unit of
+    a message, because the log contains neither bit maps nor the address of a queue's first unit.
     ``most_pending``: maximum number of new index entries in memory. ``twins``: see `ConsumeQueues`.
 
     Raises: StoreIOError from any method, after which the same records may be dispatched again;

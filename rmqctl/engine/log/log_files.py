@@ -37,7 +37,7 @@ _BLANK = layout.reader(Blank)
 
 
 class LogFiles:
-    """The files of a commitlog that is opened for appending at ``end``, the physical offset of the
+    """The files of a commitlog that is opened for appending. ``end``: the physical offset of the
     next byte.
 
     One thread appends (`append`, `close_with_blank`, `roll`); other threads may call `commit` and

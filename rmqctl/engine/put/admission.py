@@ -1,16 +1,16 @@
 """Checks that reject messages with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
 
-Every check returns None, or a `PutResult` with the reason; then nothing is written. The functions
-are in the order in which they are called for a message; `rewrite` is called before sizes are
-checked.
+Every check returns None if the message passes, otherwise a `PutResult` with the reason for
+rejecting it; a rejected message is not written. The checks are in the order in which they are
+called; `rewrite` is called before sizes are checked.
 
-With MESSAGE_ILLEGAL and a reason, rmqctl also rejects messages that would damage the store or be
-written to the wrong file: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or
-NUL, more than 255 bytes) or whose length byte would be read as a negative number; a negative queue
-id; a number that does not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that
-UTF-8 cannot encode; an empty batch; a message that every later recovery would treat as damage
-(`unreadable`). If a broker fails with an exception instead of a status, the status is
-MESSAGE_ILLEGAL, too.
+rmqctl also rejects messages that would damage the store or be written to the wrong file, with the
+status MESSAGE_ILLEGAL and a reason. These have a topic that cannot be a folder name (empty, ``.``,
+``..``, with ``/`` or NUL, more than 255 bytes), a topic whose length byte would be read as a
+negative number, a negative queue id, a number that does not fit its field, an IPv6 bit in
+``sys_flag`` with an IPv4 host, or text that UTF-8 cannot encode; or they are an empty batch, or a
+message that every later recovery would treat as damage (`unreadable`). The status is also
+MESSAGE_ILLEGAL if a broker would throw an exception instead of returning a status.
 
 4.9.3 counts its light queues, but compares the wrong variable and never rejects a message because
 of their number; 5.3.3 does not count them. So rmqctl does not check their number.

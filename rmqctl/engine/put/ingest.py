@@ -88,11 +88,11 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     """Return the properties string with which a message reaches the put path.
 
     ``properties``: what the client sent, as a string or as pairs in the order of that string. Pairs
-    that a broker's parser drops (those with an empty value) are dropped. ``batch``: whether these
-    are the properties of a batch itself, which get no unique key and keep ``WAIT``. ``rebuilt``:
-    whether the broker builds the string a second time from its map of properties, as for a half
-    message; in 4.9.3, this map still contains ``WAIT``. For a delayed message, recognized by its
-    properties, the string is always built a second time.
+    that a broker's parser drops (those with an empty value) are dropped. ``batch``: whether the
+    properties belong to the batch as a whole; then they get no unique key and keep ``WAIT``.
+    ``rebuilt``: whether the broker builds the string a second time from its map of properties, as
+    for a half message; in 4.9.3, this map still contains ``WAIT``. For a delayed message,
+    recognized by its properties, the string is always built a second time.
     Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value that
     is not text.
     """

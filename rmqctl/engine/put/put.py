@@ -1,9 +1,9 @@
 """The put path: write messages as records to the end of the log (spec: recovery.md §7-§10).
 
-The messages of a group are encoded into one contiguous range of bytes for each commitlog file,
-which is written at once. The steps for each message are in a broker's order: check the message,
-rewrite it, assign its queue offset, encode it, close the file with an END_OF_FILE record if the
-space is too small, append, advance the counter of the queue.
+The messages of a group are encoded into one contiguous range of bytes for each commitlog file; each
+range is written with one call. The steps for each message are in a broker's order: check the
+message, rewrite it, assign its queue offset, encode it, close the file with an END_OF_FILE record
+if the space is too small, append, advance the counter of the queue.
 
 Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
 Only values that depend on the position change: the physical offset, and a queue offset that would

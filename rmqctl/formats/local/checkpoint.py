@@ -52,11 +52,12 @@ class CheckpointRecord(NamedTuple):
 
     def knows_later(self, newest: int | None, begin: int) -> bool:
         """Return whether the checkpoint shows that a message was written after the newest message
-        (ms) of a log that begins at physical offset ``begin``.
+        of a log that begins at physical offset ``begin``.
 
         The time of the log and the time of the consume queues must both show this, because a single
-        time may be damaged. ``newest`` is None if the log has no message. Then the result is False
-        unless the log begins at 0: otherwise its messages may have expired.
+        time may be damaged. ``newest``: store time (ms) of the newest message; None if the log has
+        no message. In that case, the result is False if the log does not begin at 0, because its
+        messages may have expired.
         """
         if newest is None and begin == 0:
             newest = 0

@@ -1,8 +1,8 @@
 """The groups of a store, their progress, and the first message that each of them has not consumed.
 
 Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). If a group has no
-consumer offset in a queue, it starts where the setting ``consumeFromWhere`` of its consumers says;
-no store contains this setting.
+consumer offset in a queue, it starts at the position that the setting ``consumeFromWhere`` of its
+consumers determines; this setting is not in the store.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """All groups of a store. ``positions``: the next queue offset to be read, by group, topic and
-    queue id.
+    """The consumer offsets of all groups of a store. ``positions``: the next queue offset to read,
+    by group, topic and queue id.
 
     ``others``: groups without consumer offsets that are configured, or have retry or dead letter
     topics. ``delayed``: the delay service's offsets by queue id. ``notes``: reasons why offsets are

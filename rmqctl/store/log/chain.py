@@ -2,7 +2,7 @@
 previous entry, and its term is not less (spec: dledger.md §2). All members of a group have the same
 entries at the same byte offsets, up to the point where their logs diverge.
 
-After damage the chain continues with the first entry that can follow the last intact one. If a
+After damage the chain continues with the first entry that can follow the last intact entry. If a
 member's log was truncated, the bytes after its end remain in the file: stale entries, which are not
 part of the chain (`left_over`).
 """
@@ -98,9 +98,9 @@ class Chain:
     """Iterates over the entries of a log, page by page, and continues after damage.
 
     ``units``: DLedger's index of the log, which distinguishes a damaged header from a stale entry.
-    ``last``: the last entry, set after the iteration. ``marks``: for each end mark of a file, its
-    start and its end. ``left``: the number of stale entries after the last entry; ``left_from``:
-    the byte offset of the first of them.
+    ``last``: the last entry, set after the iteration. ``marks``: the end marks of files, as a
+    mapping from start to end. ``left``: the number of stale entries after the last entry;
+    ``left_from``: the byte offset of the first stale entry.
     """
 
     def __init__(self, files: Iterable[File], units: UnitReader | None = None,

@@ -241,8 +241,8 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class ProofWindow:
-    """Adjacent records of a request. ``rows``: their numbers in the request; ``is_proved``: for
-    each of them, whether a complete record was found.
+    """Adjacent records of a request. ``rows``: the numbers of the records in the request;
+    ``is_proved``: for each record, whether it was found to be complete.
 
     ``batch`` has only the proved records, in the order of ``rows[is_proved]``; None if the file is
     missing or unreadable.
@@ -281,13 +281,13 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWind
 
 def packed_records(log: CommitLog, offset: Array, size: Array,
                    into: Array | None = None) -> tuple[Batch, Array]:
-    """Return (batch, proved) for the records at ``offset`` (ascending, unique), without the bytes
-    between them.
+    """Read the records at the physical offsets ``offset`` (ascending, unique), without the bytes
+    between them; return (batch, proved).
 
     ``batch`` has all of the records in one buffer. ``proved`` is a boolean array: whether each
     record is complete and has exactly ``size`` bytes. Unreadable records, and records that extend
-    beyond the end of their file, are not proved. ``into``: a buffer (uint8) for reuse, large enough
-    for all of them.
+    beyond the end of their file, are not proved. ``into``: a reusable buffer (uint8) that is large
+    enough for all records.
     """
     end = np.cumsum(size)
     start = end - size

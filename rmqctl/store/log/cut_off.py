@@ -1,10 +1,10 @@
 """The note on a log that a repair has truncated while the truncated bytes are still in the file.
 
-A broker that truncates its log leaves the truncated bytes in the file, and the entries and index
-entries that point to them (spec: recovery.md §3); a repair that imitates the broker's recovery does
-the same. The repair notes the new end of the log in ``.rmqctl/log-end.json``, with a checksum of
-the truncated bytes. If the checksum still matches, nothing was written after the repair, and the
-truncated bytes are not part of the log.
+A broker that truncates its log keeps the truncated bytes in the file, as well as the entries and
+index entries that point to them (spec: recovery.md §3). A repair that imitates the broker's
+recovery does the same. The repair notes the new end of the log in ``.rmqctl/log-end.json``, with a
+checksum of the truncated bytes. If the checksum still matches, nothing was written since the
+repair, so the truncated bytes are not part of the log.
 
 Before a writer appends messages, it overwrites the truncated bytes with zeros, which may take many
 writes. Meanwhile the note names a copy of these bytes, and each byte in the file is either the same

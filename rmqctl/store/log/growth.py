@@ -1,4 +1,4 @@
-"""The readable part of a log that is being written, divided into slices at frame borders.
+"""The readable part of a log that is being written, divided into slices at record boundaries.
 
 A broker writes front to back with one thread, so everything before a written byte is final. The
 first bytes that are not a complete record belong to the record that is being written. They count as
@@ -75,12 +75,13 @@ class _Idle:
 
 
 class GrowingLog:
-    """The log in ``folders``; positions are physical offsets of frame borders.
+    """The log in ``folders``; positions are physical offsets of record boundaries.
 
-    ``tell`` is called with a text about skipped bytes; ``lost`` (default: ``tell``) with a text
-    about ranges that are no longer in a file, or about a log that ends before a position that was
-    already read. ``clock`` is monotonic, in seconds. ``witness`` creates, at each check, the
-    evidence of the store's entries on record positions; without it, only the log itself is read.
+    ``tell`` is called with a text about skipped bytes. ``lost`` (default: ``tell``) is called with
+    a text about ranges that no file contains any more, or about a log that ends before a position
+    that was already read. ``clock`` is monotonic, in seconds. ``witness`` is called at each check
+    and returns the evidence from the store's entries about the positions of records; without it,
+    only the log itself is read.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -140,12 +141,12 @@ class GrowingLog:
 
     def advance(self, position: int, limit: int | None = None, *, patient: bool = False,
                 least: bool = True) -> int:
-        """Return the furthest border that can be reached from the border ``position``.
+        """Return the furthest record boundary that can be reached from the boundary ``position``.
 
-        ``limit`` is the last physical offset to reach; with ``least``, the first frame counts even
-        if it extends beyond ``limit``. ``patient``: whether no process writes to the log any more,
-        so that records after damage count at once. Missing files are skipped; `pieces` reports
-        them.
+        ``limit`` is the maximum physical offset to reach; with ``least``, the first record counts
+        even if it extends beyond ``limit``. ``patient``: whether no process writes to the log any
+        more, so that records after damage count at once. Missing files are skipped; `pieces`
+        reports them.
 
         Raises: StoreIOError.
         """

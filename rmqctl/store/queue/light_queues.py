@@ -22,7 +22,7 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
     """Return the light queues of a store, from its plain ``queues`` and the known ``settings`` of
     its broker (named as in `Settings`).
 
-    Known settings decide; without them, the result is derived from the files.
+    If the settings are known, they determine the result; otherwise it is derived from the files.
 
     If multi-dispatch is off, a broker writes no further entries for light queues. If that setting
     is unknown, a 5.x store with queues but without light queues may belong to a broker with only

@@ -71,14 +71,14 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return the physical offset at which a queue began: that of its message with queue offset 0.
-    Return 0 if it is uncertain.
+    """Return the physical offset of a queue's first message (queue offset 0), or 0 if it is
+    uncertain.
 
     When a topic is deleted, its consume queues are deleted too; its messages stay in the log until
-    they expire. If it is created again, its queue offsets start from 0, and the log has two
-    messages with the same queue offset. The messages of a queue are in the order of their queue
+    they expire. If the topic is created again, its queue offsets start from 0, and the log may have
+    two messages with the same queue offset. The messages of a queue are in the order of their queue
     offsets, so all messages before the one with queue offset 0 belong to the deleted queue. No
-    checksum covers these fields, so entry and message must match.
+    checksum covers these fields, so the result counts only if entry and message match.
     """
     try:
         unit = queue.unit(0)

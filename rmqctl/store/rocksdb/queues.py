@@ -2,8 +2,8 @@
 §2-§5).
 
 A broker writes rows, and for each queue a note of its last row ("max"). To truncate a queue, it
-only resets "max". So rows after "max" are left over from before, and count only if they point to
-their message.
+only resets "max" and does not delete rows. So rows after "max" may be outdated; they count only if
+they point to their message.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _PAGE = 1 << 15
 class RocksQueues(Closing):
     """All queues of the database in ``folder``, which is opened immediately.
 
-    ``leads`` decides whether a left-over row counts (None: all of them count). ``stop``: rows that
-    point to this physical offset or after it are ignored, as if they were not written yet (None:
-    all rows count). ``damage``: sentences on damage in a part of the database.
+    ``leads`` decides whether a left-over row counts (None: all left-over rows count). ``stop``:
+    rows that point to this physical offset or after it are ignored, as if they had not been written
+    yet (None: no row is ignored). ``damage``: sentences that describe damage in parts of the
+    database.
 
     Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
     """
@@ -163,10 +164,10 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a database. A queue offset without a row, or with a row in a damaged
-    block, reads as an entry that was never written; but `units` raises an exception for a damaged
-    block. ``unread``: the queue offsets of requested rows that could not be read, as ascending
-    intervals; ``why_unread``: the reason.
+    """The rows of one queue in a database. A queue offset whose row is missing or in a damaged
+    block reads as an entry that was never written, except that `units` raises an exception for a
+    damaged block. ``unread``: the queue offsets of requested rows that could not be read, as
+    ascending intervals; ``why_unread``: the reason.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
