@@ -40,9 +40,9 @@ class LastEntry(NamedTuple):
 
 class Ledger(NamedTuple):
     """A log after DLedger's recovery. ``number``: number of the log file at which recovery began;
-    ``why``: the reason for that. ``end``: the physical offset after the last accepted entry;
-    ``stop``: the reason why recovery ended. ``committed``: the physical offset after the last entry
-    known to be committed. ``units``: number of entries whose index unit is rewritten.
+    ``why``: the reason for beginning there. ``end``: the physical offset after the last accepted
+    entry; ``stop``: the reason why recovery ended. ``committed``: the physical offset after the
+    last entry known to be committed. ``units``: number of entries whose index unit is rewritten.
     """
 
     number: int
@@ -90,9 +90,9 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the number of the file at which recovery begins, and the reason. Searched backwards
-    from the third-last file, it is the nearest file whose first entry matches the index; the first
-    file if no entry matches.
+    """Return the number of the file at which recovery begins, and the reason. The files are
+    searched backwards from the third-last one for a file whose first entry matches the index; if no
+    file matches, recovery begins at the first file.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)

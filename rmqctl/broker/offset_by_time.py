@@ -178,8 +178,8 @@ class _Search(NamedTuple):
 
     ``equal``: queue offset of an entry with exactly the requested time. Without such an entry,
     ``left`` and ``right`` are the queue offsets of the entries before and after that time,
-    ``left_time`` and ``right_time`` their store times; -1 if not found. If the record of ``left``
-    has expired, ``left_time`` is -1.
+    ``left_time`` and ``right_time`` their store times; -1 if not found. ``left_time`` is also -1 if
+    the record of ``left`` has expired.
     """
 
     equal: int | None

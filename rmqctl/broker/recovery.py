@@ -109,9 +109,9 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 
 def ended_by_repair(store: Store) -> CutOff | None:
-    """Return the end at which a repair has truncated the log, if a broker ends the log at the same
-    offset; else None. The repair's own record is not enough: a newer version may accept records
-    that an older version rejects.
+    """Return the offset at which a repair has truncated the log, if a broker ends the log at the
+    same offset; otherwise None. The repair's own note is not sufficient, because a newer broker may
+    accept records that an older one rejects.
     """
     cut = store.cut_off
     if cut is None:
@@ -137,9 +137,9 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
-    """Return whether recovery begins where the consume queues end. It does so after a clean stop
-    (5.3.2+), and also after an unclean stop if the queues are in RocksDB, because their entries are
-    not flushed at once.
+    """Return whether recovery begins at the offset at which the consume queues end. This is the
+    case after a clean stop (5.3.2+), and also after an unclean stop if the queues are in RocksDB,
+    because their entries are not flushed at once.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)

@@ -16,8 +16,8 @@ SMALL_LOG = 64 << 20
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """Return the view of ``store`` that a broker of ``version`` (None: the store's own) would have.
-    For a DLedger log, the view is the state after DLedger's recovery, and includes entries that may
-    not be committed: only the DLedger group knows.
+    For a DLedger log, the view is the state after DLedger's recovery. It includes entries that may
+    not be committed, because only the DLedger group knows which entries are committed.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -37,8 +37,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     """Return the view ``disk`` or ``broker``. ``kind`` may also be ``auto``, for answers that
     imitate a broker.
 
-    ``auto`` selects the broker's view for a small log, and the disk view for a large log, in which
-    a scan of gigabytes would be needed to find where a broker ends the log.
+    ``auto`` selects the broker's view for a small log, and the disk view for a large log, because
+    finding the offset at which a broker ends a large log would require a scan of gigabytes.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end

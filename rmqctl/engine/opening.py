@@ -229,7 +229,7 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
     """Return the latest store time (ms) in the part of the log that a recovery reads; None if that
-    part has no messages. If the checkpoint has a later time, then the checkpoint is torn, or
+    part has no messages. If the checkpoint has a later time, either the checkpoint is torn, or
     messages with old times were added again.
     """
     times = [int(batch.column("store_timestamp").max())
@@ -287,9 +287,9 @@ def untrusted_index(store: Store, state: LogState,
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
     """Move index files aside.
 
-    Before that, write a note that indexing starts again at physical offset ``again``: if the
-    process is killed, the next process finds no other trace of the files. `done_again` removes the
-    note.
+    Before that, write a note that indexing starts again at physical offset ``again``. If the
+    process is killed, this note is the only trace of the files for the next process. `done_again`
+    removes the note.
     Raises: StoreIOError.
     """
     if not files:

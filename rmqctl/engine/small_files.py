@@ -1,6 +1,6 @@
-"""The files with a broker's own state, written in place as a broker does: ``checkpoint``, and
-``abort``, which exists while a store is open for writing and so shows a crash (spec:
-checkpoint-and-small-files.md §1-§2).
+"""The files with a broker's own state, written in place as by a broker (spec:
+checkpoint-and-small-files.md §1-§2): ``checkpoint``, and ``abort``, which exists while a store is
+open for writing; after a crash, it still exists.
 """
 
 from __future__ import annotations

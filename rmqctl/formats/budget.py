@@ -1,7 +1,7 @@
 """Limits for the value of one body (bytes, values and levels), enforced in every decoder.
 
-A body of a few bytes may claim, repeat or refer to any amount of data. Decoders count the values of
-a body in a `Budget`; if a limit is exceeded, only that body is not decoded.
+A body of a few bytes may declare, repeat or refer to any amount of data. Decoders count the values
+of a body in a `Budget`; if a limit is exceeded, only that body is not decoded.
 """
 
 from __future__ import annotations

@@ -192,8 +192,9 @@ def dtype(declaration: Construct[Any, Any], *names: str, itemsize: int | None = 
           **context: int) -> np.dtype[Any]:
     """Return a numpy structured dtype over the (named) fields, with the declared offsets.
 
-    Without ``itemsize`` it spans the entire fixed-size declaration, so ``np.frombuffer`` reads an
-    array of units; with it, a prefix can be read from records gathered to that width.
+    Without ``itemsize``, the dtype spans the entire fixed-size declaration, so ``np.frombuffer``
+    reads an array of units. With ``itemsize``, it reads a prefix of records that were gathered to
+    that width.
     """
     import numpy as np
 

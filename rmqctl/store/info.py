@@ -261,11 +261,11 @@ def _relative(store: Store, path: str) -> str:
 def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
            note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
                tuple[os.DirEntry[str], os.stat_result, str]]:
-    """Yield (entry, stat, folder that contains it) of the regular files below ``top``.
+    """Yield (entry, stat, containing folder) for each regular file below ``top``.
 
-    No folder is entered twice. A link may point to an entire disk. So a link is followed only if it
-    is inside one of the store's own folders or has the name of such a folder, and only as deep as a
-    store's folders are nested. ``note`` is called with the entries of each folder.
+    No folder is entered twice. Because a link may point to an entire disk, a link is followed only
+    if it is inside one of the store's own folders or has the name of such a folder, and only to the
+    depth to which a store's folders are nested. ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

@@ -1,9 +1,9 @@
-"""Losses of earlier repairs of a store, without those that fillers in the log show.
+"""Losses of earlier repairs of a store, except losses for which the log contains fillers.
 
 A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note to
-``.rmqctl/lost/ID.json``. A note may not have been written by rmqctl, so its size and content are
-checked, and it can only increase the reported losses. A note with invalid content is reported as an
-unknown loss.
+``.rmqctl/lost/ID.json``. A note may come from another program, so its size and content are checked,
+and it can only increase the reported losses. A note with invalid content is reported as an unknown
+loss.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class LostRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
-    """The loss of one repair: the number of lost ``messages``, and of ``undecided`` records that it
-    discarded; both None if its note is damaged. ``time`` in ms. ``places``: the positions of the
-    first lost messages. ``root``: the path of the store when it was repaired; None if the store is
-    still at that path.
+    """The loss of one repair. ``messages``: number of lost messages; ``undecided``: number of
+    discarded records that may have been messages; both are None if the repair's note is damaged.
+    ``time`` in ms. ``places``: the positions of the first lost messages. ``root``: the path of the
+    store when it was repaired; None if the store is still at that path.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Read, change and write a table in a file of ``config/`` (checkpoint-and-small-files.md §4).
 
 All other entries of the file keep their content and order; a new entry is appended. A broker writes
-its table in the order of a ConcurrentHashMap, which has no meaning for readers.
+its table in the order of a ConcurrentHashMap; readers do not depend on this order.
 """
 
 from __future__ import annotations

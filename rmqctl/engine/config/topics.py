@@ -266,8 +266,8 @@ class Topics(ConfigTable):
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
         """Return the configuration of a topic. If the topic does not exist, create it as a broker
-        does when a message for it arrives: a copy of ``model``, with the ``queues`` that the
-        producer requests, but not more than the model has.
+        does when a message for it arrives: as a copy of the topic ``model`` with the number of
+        ``queues`` that the producer requests, at most that of the model.
 
         The configuration of a system topic is returned, but not written.
         Raises: RefusedError if a broker would not create the topic.

@@ -96,9 +96,9 @@ dispatched)."""
 class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     """All plain consumequeues of a store.
 
-    ``gaps``: number of entries after a gap; like a broker, the writer appends them at the end of
-    the queue. ``repeated``: number of skipped entries whose queue offset another message already
-    has. ``refused``: number of skipped entries with an invalid queue offset.
+    ``gaps``: number of entries whose queue offset leaves a gap; like a broker, the writer appends
+    them at the end of the queue. ``repeated``: number of skipped entries whose queue offset another
+    message already has. ``refused``: number of skipped entries with an invalid queue offset.
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
@@ -108,7 +108,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         """Find all queues on disk; see `QueueSet`.
 
         ``positions``: the known ends of queues; the ends of other queues are read from their files.
-        ``twins``: queues of another store; new files that would equal their files are not written.
+        ``twins``: queues of another store; new files that would be the same as the files of these
+        queues are not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)

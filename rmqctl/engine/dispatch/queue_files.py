@@ -86,8 +86,8 @@ class FilePool:
               unused: bool = False) -> None:
         """Write ``data`` at ``position`` of an existing file.
 
-        ``unused``: whether the old bytes are worthless, so that a failed write is followed by
-        zeroing the range: a partial unit must not look complete.
+        ``unused``: whether the old bytes have no value. After a failed write, the range is then
+        zeroed, because a partial unit must not look complete.
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
@@ -210,8 +210,8 @@ class QueueFiles:
         self._stale = 0
 
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
-        """Continue with existing files. ``position``: where the next unit will be written; None:
-        keep none of the files.
+        """Continue with existing files. ``position``: the byte offset at which the next unit will
+        be written; None: keep no file.
 
         Files that start after ``position`` (which a broker would delete) are moved aside at the
         next write to the queue, or by `wipe`. `wipe` also zeroes the units from ``position`` to
@@ -341,8 +341,8 @@ class QueueSet(ABC, Generic[Q, D]):
 
     def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
-        """Find all queues on disk; truncate the entries of records after ``log_end``, as a broker
-        does.
+        """Find all queues on disk, and truncate the entries that point to records after
+        ``log_end``, as a broker does.
 
         The first `put` zeroes these entries, unless ``as_broker``. ``wanted`` selects the queues to
         write (default: all).

@@ -15,9 +15,9 @@ _FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
 
 
 class TwinFiles(QueueFiles):
-    """The files of a new queue. They are not written as long as every unit equals that of the
-    ``twin``, an existing queue. At the first difference all units so far are written, and then all
-    later ones.
+    """The files of a new queue, which are not written as long as every unit equals the unit of an
+    existing queue, the ``twin``. At the first difference, all earlier units are written; from then
+    on, every unit is written.
 
     A padding entry also counts as equal to the entry of a message before ``log_min``, the start of
     the log.

@@ -1,9 +1,9 @@
 """Convert message objects (JSON) to the engine's messages; the opposite of `store.objects`.
 
 There are three forms: `ClientMessages` (a client's message, which needs only topic and body),
-`Replay` (a message as it reaches a broker's put path) and `Recorded` (a stored record). The most
-exact of several fields is used: ``properties_raw`` before ``properties`` before ``tags`` and
-``keys``.
+`Replay` (a message as it reaches a broker's put path) and `Recorded` (a stored record). If several
+fields give the same value, the most exact field is used: ``properties_raw``, then ``properties``,
+then ``tags`` and ``keys``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Flush the log to disk (spec: recovery.md §11).
 
-`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. They do not try again
-after an error: the operating system may have dropped the unwritten pages, and the next fsync would
-report success.
+`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. They do not retry
+after an error, because the operating system may have dropped the unwritten pages, and the next
+fsync would report success.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class FlushService(_Service):
     """Asynchronous flush in a thread that starts at once.
 
     Every ``flush_interval`` ms, the log is flushed if it has at least ``flush_least_pages`` dirty
-    pages; every ``flush_thorough_interval`` ms, it is flushed in any case. Buffers of the transient
-    store pool are committed every 200 ms. An error ends the service; call `check`, which raises it,
-    before each put.
+    pages; every ``flush_thorough_interval`` ms, it is flushed regardless of the number of dirty
+    pages. Buffers of the transient store pool are committed every 200 ms. An error ends the
+    service; call `check`, which raises it, before each put.
     """
 
     _name = "log-flush"

@@ -26,7 +26,7 @@ class LogFile(ABC):
     """A commitlog file with its full length. One thread appends to it, another one flushes it.
 
     ``base``: its physical offset. ``size``: its length in bytes. ``wrote``: the position of the
-    next byte. ``synced``: the position up to which its bytes are on disk. ``fresh``: whether its
+    next byte. ``synced``: the position up to which bytes are on disk. ``fresh``: whether its
     directory entry has not been fsynced yet. `close` closes ``fd``.
     """
 

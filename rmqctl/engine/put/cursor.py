@@ -56,11 +56,11 @@ class RecordRun:
 
 
 class AppendCursor:
-    """Collects the records of a group until they are written. The put lock guards it.
+    """Collects the records of a group until they are written; guarded by the put lock.
 
     The attributes are physical offsets. ``base``: start of the collected records. ``position``:
-    where the next record will start. ``end``: end of the current file. ``begin`` is called before
-    the first byte is written.
+    start of the next record. ``end``: end of the current file. ``begin`` is called before the first
+    byte is written.
     """
 
     __slots__ = (

@@ -52,10 +52,10 @@ M = TypeVar("M", Outgoing, OutgoingBatch)
 class Rewritten:
     """A message in the form in which it is stored.
 
-    ``message_number``: number of queue offsets that it uses. ``advancing``: the other queues whose
-    counters advance by one when the message is stored (a queue may occur twice).
-    ``multi_dispatch``: whether its properties contain offsets in other queues; if they do, its
-    sizes were already checked.
+    ``message_number``: number of queue offsets that the message uses. ``advancing``: the other
+    queues whose counters advance by one when the message is stored (a queue may occur twice).
+    ``multi_dispatch``: whether the properties contain offsets in other queues; if so, the sizes of
+    the message were already checked.
     """
 
     message: Outgoing

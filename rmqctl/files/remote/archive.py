@@ -1,7 +1,7 @@
 """Stores in archives: tar, compressed or not, and zip, on this machine or at a URL.
 
-A plain tar, and uncompressed members of a zip, are read in place. Compressed data can only be read
-from its beginning: it is unpacked once, into an unnamed temporary file, as a sparse file.
+A plain tar, and uncompressed members of a zip, are read in place. Compressed data can be read only
+from its beginning, so it is unpacked once, into an unnamed sparse temporary file.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class _AsFile(io.RawIOBase):
 @dataclass(slots=True)
 class _Member:
     """A file of an archive. ``chunks``: (position in the file, number of bytes, position in
-    ``source``); bytes outside of all chunks are zeros. ``unpack`` creates the chunks on first use;
-    ``crc`` is checked then.
+    ``source``); bytes outside of all chunks are zeros. ``unpack`` creates the chunks on first use
+    and checks ``crc``.
     """
 
     listed: Listed

@@ -28,8 +28,8 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
     """Search for the end of the data in a preallocated file: yield the positions to read, receive
     the bytes there, return the position after the data; None if samples contradict each other.
 
-    Samples contradict each other if one after the end has data or, without ``has_holes``, if one
-    before the end has zeros.
+    Samples contradict each other if a sample after the end has data, or if a sample before the end
+    has only zeros and ``has_holes`` is False.
     """
     blocks = -(-size // grain)
     gap = max(_GAP, grain)

@@ -1,4 +1,4 @@
-"""Reading of stores at a URL, which are listed once, then read in ranges through fsspec.
+"""Reading of stores at a URL: their files are listed once and then read in ranges through fsspec.
 
 A few small reads cost a few small requests; sequential reads get ever larger ranges, and the next
 range is requested ahead. Ranges are kept up to a limit. After each range the object is checked

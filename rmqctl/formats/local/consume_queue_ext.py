@@ -142,12 +142,12 @@ class ExtStep(NamedTuple):
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[ExtStep]:
-    """Yield the units of one file from ``position`` up to the end mark or unused space; each step
-    advances.
+    """Yield the units of one file from ``position`` up to the end mark or unused space. Each step
+    advances by at least one byte.
 
-    To skip a damaged unit, the walk uses whichever of the unit's two lengths ends at a sound
-    position, else the size field, as a broker does. If neither is possible, the position of the
-    next unit is unknown.
+    A damaged unit is skipped by whichever of its two lengths ends at a plausible position;
+    otherwise by its size field, as in a broker. If neither is possible, the position of the next
+    unit is unknown.
     """
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]

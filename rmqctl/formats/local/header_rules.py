@@ -1,8 +1,8 @@
 """Checks for field values that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
-The rules are plain comparisons, so they work for the numbers of one record and for columns of many
-records. Values that a producer or an unusual machine may cause are not faults: port 0, any host, a
-clock that was set back or is wrong by some months, flags that only older brokers wrote.
+The rules are plain comparisons, so they work both for the values of one record and for columns of
+many records. Values that a producer or an unusual machine may cause are not faults: port 0, any
+host, a clock that was set back or is wrong by some months, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 def clock_went_back(time: Any, behind: Any) -> Any:
     """Return whether a message's store time is half a year or more after the store time of the next
-    message: the clock was ahead before, or slow afterwards. A clock that was never set is reported
-    as `EARLY` instead.
+    message, because the clock was fast before or slow afterwards. A clock that was never set is
+    reported as `EARLY` instead.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 

@@ -172,8 +172,8 @@ DEFAULT_SHAPE = TieredIndexShape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> TieredIndexShape:
     """Return the shape of a compacted file from its header and size.
 
-    ``slots``: the configured number, which is tried if the file does not determine the number
-    (never needed for a file that a broker wrote).
+    ``slots``: the configured number of slots, which is tried if the file does not determine the
+    number (never the case for a file that a broker wrote).
 
     Raises: FormatError if no shape fits.
     """

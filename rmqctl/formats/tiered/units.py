@@ -1,8 +1,8 @@
 """The small units of a tier: the consume queue's unit and the coda of 5.1 and 5.2 (§3, §4).
 
 A message in a tier is the local record with one field rewritten: ``physical_offset`` is its
-position in the tiered commit log of its queue. So `formats.message` can read the record, and a walk
-over a segment, with the segment's base offset, proves every record as in a local log.
+position in the tiered commit log of its queue. So `formats.message` can read the record, and a scan
+of a segment from its base offset proves every record as in a local log.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """The progress of all groups. ``delayed``: for each queue id of the schedule topic, the offset
-    of the delay service.
+    """The progress of all consumer groups. ``delayed``: for each queue id of the schedule topic,
+    the offset of the delay service.
 
     ``timer_read`` is the time (ms) up to which timer messages were delivered; None without a timer.
     """

@@ -34,9 +34,9 @@ _SHOWN = 60
 class ConfigPart:
     """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
-    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. If only a
-    part can be read, ``reason`` describes the damage. ``faults`` describes the entries that were
-    omitted.
+    ``value`` is None if nothing can be read; then either ``missing`` is set or ``reason`` is the
+    cause. If only a part can be read, ``reason`` describes the damage. ``faults`` describes the
+    entries that were omitted.
     """
 
     folder: str

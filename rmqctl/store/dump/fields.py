@@ -106,8 +106,8 @@ class Target:
         """Yield (position, bytes) of ``[start, end)``, in complete units of ``unit`` bytes, without
         the zeroed parts.
 
-        With the option ``every``, zeros are yielded too. If the file has shrunk, the iteration
-        stops at its new end.
+        With the option ``every``, zeroed parts are also yielded. If the file has shrunk, the
+        iteration stops at the new end of the file.
         """
         step = max(CHUNK // unit, 1) * unit
         position = start

@@ -1,5 +1,5 @@
-"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and the fate of the
-copies that groups sent back.
+"""The groups that consumed a message, with the states of mqadmin's messageTrack, and the fate of
+the copies that groups sent back.
 
 A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
 consumers, which a store cannot replace: whether a tag filter skipped the message
@@ -170,8 +170,9 @@ class Tracker:
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
         """Return the message and its copies in the order of the log; empty without copies.
 
-        The index finds copies by the client's id, which they keep. Without such an id, only the
-        properties of a copy name the original message.
+        Copies keep the client's id of the message, so they are found in the index by this id.
+        Without such an id, they are found only by their properties, which name the original
+        message.
 
         Raises: StoreIOError.
         """

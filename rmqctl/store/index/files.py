@@ -64,8 +64,8 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
     """Return index files in the order in which they were created: by their first physical offset.
 
     Names are not in order if a clock was set back. ``files`` are sorted by name; each has its
-    header, or None if the header cannot be read. A file without a first physical offset stays after
-    the file with the previous name.
+    header, or None if the header cannot be read. A file without a first physical offset is kept
+    directly after the file with the previous name.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -153,7 +153,7 @@ def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most:
 
 def query_messages(offsets: Callable[[int, int], list[int]],
                    store_time: Callable[[int], int | None], begin: int, end: int) -> list[int]:
-    """Return what a broker's queryMessage returns: offsets of readable records, in the broker's
+    """Return the result of a broker's queryMessage: offsets of readable records, in the broker's
     order.
 
     ``offsets(begin, end)`` queries the index; ``store_time(offset)`` returns None if no record is

@@ -1,7 +1,7 @@
-"""Borders between the frames of one log file, found by scanning from a known border.
+"""Boundaries between the records of one log file, found by scanning from a known boundary.
 
-They are used to find the end of a scan, the start of the last record, and offsets at which a file
-can be split. All positions are physical offsets.
+The boundaries are used to find the end of a scan, the start of the last record, and offsets at
+which a file can be split. All positions are physical offsets.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
 
 
 class Walked(NamedTuple):
-    """The result of a scan: ``end`` is the last border that it reached; ``last`` is the start of
-    the message that ends at ``end``.
+    """The result of a scan. ``end``: the last record boundary that the scan reached; ``last``: the
+    start of the message that ends at ``end``.
 
     ``last`` is None if no message ends at ``end``, or if another message is known to follow.
     """
@@ -48,10 +48,10 @@ class Walked(NamedTuple):
 
 def walked(source: Source, position: int, limit: int | None, *, growing: bool = False,
            closed: bool = False, least: bool = True) -> Walked:
-    """Scan from the border ``position`` and return the last border up to ``limit``.
+    """Scan from the boundary ``position`` and return the last record boundary up to ``limit``.
 
-    After damage or zeros, a position is a border only if a message or a blank record starts there,
-    or if it is the end of a ``closed`` file.
+    After damage or zeros, a position is a boundary only if a message or a blank record starts at
+    it, or if it is the end of a ``closed`` file.
     """
     reached, last = position, None
     stop = None if limit is None else limit - source.base

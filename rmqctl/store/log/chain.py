@@ -302,8 +302,8 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the stale entries after the end of the DLedger log in ``files``; None if it has none.
-    Only the last file can have stale entries.
+    """Return the stale entries after the end of the DLedger log in ``files``; None if the log has
+    no stale entries. Only the last file can have stale entries.
 
     If DLedger's index points from entry to entry up to the last byte, no entry is read.
 
@@ -338,8 +338,8 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
     """Return (count, end); (0, 0) if no entry is lost.
 
-    ``count``: the number of lost entries, that is, of entries after the last intact one that
-    DLedger's checkpoint counts. ``end``: the byte offset after the last intact entry.
+    ``count``: the number of lost entries, that is, entries that DLedger's checkpoint counts, but
+    that are after the last intact entry. ``end``: the byte offset after the last intact entry.
 
     Raises: StoreIOError.
     """

@@ -175,8 +175,8 @@ class CommitLog:
         """Yield all frames whose records start in ``[start, end)``, file by file, in physical
         order.
 
-        ``start`` may be any offset: the scan starts with the first frame at or after it. For
-        ``whole`` see `Walk`.
+        ``start`` may be any offset; the scan starts with the first frame at or after that offset.
+        For ``whole`` see `Walk`.
 
         Raises: StoreIOError for files that vanish or cannot be opened.
         """
@@ -254,8 +254,8 @@ class ProofWindow:
 
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWindow]:
-    """Look up the records at ``offset`` (ascending, unique); ``size``: the number of bytes to read
-    for each record.
+    """Look up the records at the physical offsets ``offset`` (ascending, unique). ``size``: the
+    number of bytes to read for each record.
 
     Every record of the request is in exactly one window. A record that is larger than its ``size``
     is not found.

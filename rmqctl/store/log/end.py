@@ -1,7 +1,7 @@
 """The start and end of the readable log, found without reading all of it.
 
-The last entries of the queues point close to the end of the log. The scan of the frames starts
-where they point, or at the start of the last file with content. Zeros of preallocated files are
+The last entries of the queues point close to the end of the log. So the scan starts at the records
+to which they point, or at the start of the last file with content. Zeros of preallocated files are
 skipped.
 """
 

@@ -268,8 +268,8 @@ class GrowingLog:
         return True
 
     def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[LogSlice]:
-        """Divide the log from ``start`` to ``end``, both frame borders, into slices of about
-        ``step`` bytes. No slice extends over two files.
+        """Divide the log from ``start`` to ``end`` (both are record boundaries) into slices of
+        about ``step`` bytes. No slice extends over two files.
 
         The slices depend only on ``start``, ``end`` and the log. Missing ranges are reported.
         """

@@ -39,8 +39,8 @@ def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
 
     The time range of a file starts at its first record's store time and ends at the first store
     time of the next file. A broker's clock may have been set back, so a file is omitted only if its
-    time range is more than `CLOCK_SLACK` away from the requested times. Within a file every message
-    is examined.
+    time range differs from the requested times by more than `CLOCK_SLACK`. Every message of the
+    remaining files is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -134,8 +134,8 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
 class _Spans:
     """Collects the byte ranges between messages until it is known whether another message follows.
 
-    Zeros and other bytes after the last message are unused space, or a record that a broker is
-    writing. If a message follows, the same bytes are damage.
+    Zeros and other bytes after the last message are unused space or a record that a broker is
+    writing; between two messages, such bytes are damage.
     """
 
     def __init__(self, view: View, report: Report) -> None:

@@ -1,9 +1,9 @@
 """The log divided into ranges that several threads process, with results in order.
 
-Each range except a file's first starts at the first provable record at or after a nominal offset.
-The exact end of a range is known only after it was scanned. If it differs from the start of the
-next range, the next range is scanned again from that end. So results never depend on the number of
-threads.
+The first range of a file starts at its start, every other range at the first provable record at or
+after a nominal offset. The exact end of a range is known only after it was scanned. If this end
+differs from the start of the next range, the next range is scanned again from this end. So results
+never depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
     of files.
 
     The ranges cover the physical offsets from ``begin`` to ``stop`` (None: the end of the log).
-    ``begin`` must be a frame border or an offset that no file contains.
+    ``begin`` must be a record boundary or an offset that no file contains.
 
     Raises: StoreIOError.
     """
@@ -159,9 +159,9 @@ def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], 
     """Yield (range, result of ``work``) in order; each range starts where the previous one ended.
 
     ``work`` must be a picklable function whose only argument is the range. With one job, each range
-    starts at the end of the previous one, so no start must be searched for. ``progress`` is called
-    with the number of bytes done. If ``pool`` is given, it does the work instead of ``jobs``
-    threads.
+    starts at the exact end of the previous one, so it is not necessary to search for starts.
+    ``progress`` is called with the number of processed bytes. If ``pool`` is given, it does the
+    work instead of ``jobs`` threads.
 
     Raises: StoreIOError.
     """

@@ -1,9 +1,10 @@
-"""The evidence that consumequeues, index and DLedger's index give on the positions of records in
-the log.
+"""Evidence of the positions of records in the log, from consumequeues, index files and DLedger's
+index.
 
-It is used only at damage. The first look-up reads all entries once, and `rmqctl.store.log.leads`
-caches them. Each entry is evaluated separately, so a damaged entry does not affect the others. An
-index file is read only if the range of offsets in its header includes the requested one.
+The evidence is used only at damage. The first look-up reads all entries once, and
+`rmqctl.store.log.leads` caches them. Each entry is evaluated separately, so a damaged entry does
+not affect the others. An index file is read only if the range of offsets in its header includes the
+requested one.
 """
 
 from __future__ import annotations

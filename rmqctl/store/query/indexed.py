@@ -134,9 +134,9 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the ranges of the messages at the given physical offsets, as far as a consume queue
-    entry points to the message. Damaged entries are ignored: those with a size that extends beyond
-    the next message, or beyond another of the offsets.
+    """Return the ranges of those messages at the given physical offsets to which a consume queue
+    entry points. Damaged entries are ignored, that is, entries whose size extends beyond the next
+    message or beyond another of the offsets.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)

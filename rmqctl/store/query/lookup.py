@@ -58,8 +58,8 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 class KeyAnswer:
     """The result of a look-up. ``records``: the messages in the broker's order. ``false_hits``: the
     number of omitted messages that have another key with the same hash. ``dangling``: physical
-    offsets in the index at which no record can be read. ``behind``: offsets that a broker does not
-    see because they are after the end of its log.
+    offsets in the index at which no record can be read. ``behind``: offsets that a broker ignores
+    because they are after the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -223,9 +223,9 @@ def record_around(source: Source, position: int) -> Record | None:
     """Return the message of a log file (of a store or a tier) that includes the byte at
     ``position``.
 
-    The search scans larger and larger windows before the position until two of them, without damage
-    in between, give the same result: a single window may begin inside a body that contains a copy
-    of a record.
+    The search scans increasingly large windows before the position until two windows without damage
+    give the same result. A single window is not sufficient, because it may begin inside a body that
+    contains a copy of a record.
 
     Raises: StoreIOError.
     """

@@ -34,7 +34,7 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """The next queue offset of one queue, according to the log and according to its consume queue;
-    None: unknown.
+    each is None if unknown.
 
     ``expired``: whether the start of the log has expired, so that the log need not contain a
     message of every queue.
@@ -64,9 +64,9 @@ class TableRow:
     def next_offset(self, source: Source = "log") -> int | None:
         """Return the queue's next offset according to a source.
 
-        If all messages of a queue have expired, the log contains none of them, and the offset of
-        the consume queue is used. For ``both``, the greater offset is returned, so that no offset
-        is assigned twice.
+        If all messages of a queue have expired, the log cannot determine the offset, and the offset
+        of the consume queue is used. For ``both``, the greater offset is returned, so that no
+        offset is assigned twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue
@@ -84,9 +84,9 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
             range_size: int = ranges.RANGE_SIZE) -> list[TableRow]:
     """Return the rows of all queues that ever had a message, sorted by topic and queue id.
 
-    In the disk view every provable record counts, including records after damage; in the broker
-    view the log ends where a broker's recovery would truncate it. With the source ``consumequeue``,
-    the log is not read. ``report`` is called with each problem.
+    In the disk view, every provable record counts, including records after damage. In the broker
+    view, the log ends at the offset at which a broker's recovery would truncate it. With the source
+    ``consumequeue``, the log is not read. ``report`` is called with each problem.
 
     Raises: StoreIOError if a file of the log cannot be read.
     """

@@ -58,8 +58,8 @@ class _Copied(NamedTuple):
 
 
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
-    """Fill the folder that the library opens; return (number of tables, text on damage in the
-    logs).
+    """Fill the folder that the library opens; return the number of tables, and a text about damage
+    in the logs.
 
     Raises: FormatError for damage, StoreIOError for files that are too large or unreadable,
     VanishedError.
@@ -195,10 +195,10 @@ def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
     """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
-    With a record type that a broker never writes, the library would read forever; a record that is
-    too large would take all memory. At such a record, a log is truncated; for a MANIFEST,
-    FormatError is raised. If a MANIFEST ends within a record, this is added to ``damage``: the
-    library loses that record without reporting it.
+    A record of a type that a broker never writes would make the library read forever, and a record
+    that is too large would take all memory. The copy of a log is truncated at such a record; in a
+    MANIFEST, it raises FormatError. If a MANIFEST ends within a record, this is added to
+    ``damage``, because the library loses that record without reporting it.
     """
     start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:

@@ -441,7 +441,7 @@ class RocksQueue(ConsumeQueue):
 
     def cut_at(self, log_end: int) -> int | None:
         """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that points exactly to
-        ``log_end`` ends the search at once, and the result is the last row found until then (spec:
+        ``log_end`` ends the search at once, and the result is the last row found before (spec:
         rocksdb.md §4).
         """
         last_before: int | None = None

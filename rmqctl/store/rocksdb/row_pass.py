@@ -31,8 +31,8 @@ _OFFSET = 8  # bytes at the end of a key
 
 class Ends(NamedTuple):
     """The ends of a queue. ``first`` and ``last``: the queue offsets of its first and last row.
-    ``[begin, stop)``: the positions of its rows among the rows kept in memory, empty if they are
-    not kept. ``value``: the last row, if the rows are not kept in memory.
+    ``[begin, stop)``: the positions of its rows among the rows in memory; empty if the rows of the
+    queue are not kept in memory. ``value``: the last row, if the rows are not kept in memory.
     """
 
     first: int
