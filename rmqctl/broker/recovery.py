@@ -68,7 +68,7 @@ def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
 
 class RecoveredLog(NamedTuple):
     """The log after a recovery, in physical offsets: the ``start`` of the file at which recovery
-    began, its ``end``, and the accepted records with a wrong physicalOffset.
+    began, the ``end`` of the log, and the accepted records with a wrong physicalOffset.
     """
 
     start: int

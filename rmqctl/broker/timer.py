@@ -174,7 +174,8 @@ class TimerFiles:
         return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
-        """Yield the path, size and expected size of each file that keeps a broker from starting.
+        """Yield the path, size and expected size of each file whose size keeps a broker from
+        starting.
 
         ``empty_last``: whether the broker deletes an empty last file instead.
         """
@@ -331,7 +332,7 @@ class TimerFiles:
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
         """Return the queue offset at which the broker continues, the physical offset of the message
-        at it, and the number of messages that it enqueues from this queue offset on.
+        at that queue offset, and the number of messages that the broker enqueues from there.
         """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:

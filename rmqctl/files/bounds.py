@@ -65,8 +65,8 @@ class WritableFolders:
 
     def refuse_links(self, *paths: str) -> None:
         """Raise RefusedError for a file or folder that is outside the folders, or that is or
-        contains a link to the outside. A path that cannot be examined passes; the writer reports
-        it.
+        contains a link to the outside. A path that cannot be examined is accepted here; the writer
+        will report it.
         """
         for path in paths:
             self.require(path, os.path.realpath(path))

@@ -404,7 +404,8 @@ def move(path: str, target: str, *, durable: bool = True) -> None:
 def remove_folder(folder: str) -> None:
     """Delete a folder whose entire content this run created; errors are ignored.
 
-    It is renamed first: a worker that still runs then cannot write into it under the old name.
+    The folder is renamed first, so that a worker that is still running cannot write into it under
+    the old name.
     """
     gone = f"{folder}{GONE}"
     with contextlib.suppress(OSError):

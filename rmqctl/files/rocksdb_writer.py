@@ -24,7 +24,8 @@ _BATCH = 1 << 12
 
 
 class NewDatabase:
-    """A database being written into `folder`, from which the remains of a killed run are removed.
+    """A database that is being written into `folder`. Files that a killed run left in `folder` are
+    removed first.
 
     ``compressed``: compress its tables with LZ4. All methods raise MissingExtraError, StoreIOError.
     """

@@ -101,8 +101,8 @@ class Layout:
 
     @property
     def is_mended(self) -> bool:
-        """Return whether `recover` can repair the store (see `require_writable`). It can repair the
-        damaged log of a DLedger member only with the log of another member.
+        """Return whether `recover` can repair the store (see `require_writable`). To repair the
+        damaged log of a DLedger member, it needs the log of another member.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
         mended = {*self._made_anew, *self._mended}

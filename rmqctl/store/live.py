@@ -83,9 +83,9 @@ def take(store: SnapshotStore) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """Return the index files that a broker may be writing to: the last ones by name, the last ones
-    by the offsets to which they point (these differ if a clock was set back), and files without
-    entries.
+    """Return the index files to which a broker may be writing: the last files by name, the last
+    files by the offsets to which they point (other files if a clock was set back), and files
+    without entries.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]

@@ -163,8 +163,8 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """Return (physical offset, store time) of the start of the last file that begins a day or more
-    before ``last``; (0, None) if no file except the first one does.
+    """Return the physical offset and the store time of the start of the last file that begins a day
+    or more before ``last``; (0, None) if only the first file, or no file, begins that early.
     """
     for file in reversed(log.files[1:]):
         try:

@@ -73,8 +73,9 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
-"""For the note on a store that was perhaps meant. ``_MAX_CANDIDATES``: maximum number of entries of
-a folder that are searched for stores. ``_MAX_NAMED``: maximum number of stores that the note names.
+"""For the note that suggests other stores if the given folder is not a store. ``_MAX_CANDIDATES``:
+maximum number of entries of a folder that are searched for stores. ``_MAX_NAMED``: maximum number
+of stores that the note names.
 """
 _TRIES, _PAUSE = 3, 0.05
 """``_TRIES``: maximum number of attempts to read a store if a file cannot be read because a broker
@@ -394,8 +395,8 @@ class Store(Closing):
 
     @cached_property
     def left_over(self) -> LeftOver | None:
-        """The stale entries after the end of a DLedger log, which are not part of it; None if there
-        are none, if a process writes to the store, or if a file cannot be read.
+        """The stale entries after the end of a DLedger log, which are not part of the log. None if
+        no stale entries exist, if a process writes to the store, or if a file cannot be read.
         """
         framed = sorted((file for listed in self._log_listings for file in listed.files
                          if file.head), key=lambda file: file.name)
@@ -408,8 +409,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the evidence of entries and keys on the positions of records, which is read at its
-        first use. ``current``: read the current files instead of a snapshot.
+        """Return the evidence of record positions from entries and keys, which is read at its first
+        use. ``current``: read the current files instead of a snapshot.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -501,7 +502,7 @@ class Store(Closing):
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
         """Pass to another view of the store what this view knows about queues and about shapes of
-        index files. ``evidence``: whether to pass the evidence on record positions, too.
+        index files. ``evidence``: whether to also pass the evidence of record positions.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
@@ -570,7 +571,7 @@ class Store(Closing):
 
     def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
         """Return the existing plain queues, even if a broker does not read them: from files,
-        otherwise from a database, including left-over rows. They are used as evidence on the
+        otherwise from a database, including left-over rows. They are used as evidence of the
         positions of records, so no record is read. Unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is

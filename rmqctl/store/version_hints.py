@@ -43,9 +43,9 @@ _MAX_CONFIG_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint. ``versions``: text on the releases that write such data; ``evidence``: text on the
-    data found; ``since``: the first of these releases; ``four``: whether ``since`` is a 4.x
-    release.
+    """A hint of the broker's version. ``versions``: text that names the releases that write such
+    data; ``evidence``: text that describes the data; ``since``: the first of these releases;
+    ``four``: whether ``since`` is a 4.x release.
     """
 
     versions: str
@@ -57,8 +57,8 @@ class Hint:
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
     """The generation (4 or 5) of the brokers that wrote a store. ``proven``: whether only brokers
-    of that generation leave such files; if not, ``other`` names a release of the other generation
-    that leaves them, too.
+    of that generation write such files; if not, ``other`` names a release of the other generation
+    that also writes them.
     """
 
     generation: int

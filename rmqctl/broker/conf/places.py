@@ -122,8 +122,9 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return whether a broker without a configured root uses a folder other than this store: one of
-    its log folders is in the store, but the store is not the default root.
+    """Return whether a broker without a configured root uses a folder other than this store as its
+    root. This is the case if one of its log folders is in the store, but the store is not the
+    default root.
     """
     if is_default(vfs.abspath(store)):
         return False

@@ -280,8 +280,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 class _ArrangedRows:
     """Entries sorted by queue, then in log order. ``raw``: the bytes of ``units``.
 
-    ``begins``: the starts of runs; a run consists of entries of one queue with consecutive queue
-    offsets.
+    ``begins``: the positions at which runs start. A run consists of entries of one queue with
+    consecutive queue offsets.
     """
 
     units: Array

@@ -77,7 +77,7 @@ class ConsumeQueueExt:
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
     """Return the byte offset at which a broker continues after its recovery: after the unit of the
-    last entry, or after the last unit if that unit does not exist.
+    last entry, or, if that unit does not exist, after the last existing unit.
     """
     if last_address is not None:
         offset = layout.byte_offset(last_address)

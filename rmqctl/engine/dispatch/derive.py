@@ -106,8 +106,9 @@ class Derived:
 
 def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
                further: Mapping[int, Sequence[tuple[str, int]]] | None = None) -> Derived:
-    """Return ``derived`` with replaced tags codes and index keys for messages at some physical
-    offsets, and with additional entries (queue, queue offset) in ``further`` queues.
+    """Return ``derived`` with other values for the messages at some physical offsets: ``tags``
+    (tags codes) and ``keys`` (key hashes) replace the derived ones, and the entries ``further``
+    (queue, queue offset) are added.
     """
     further = further or {}
     named = np.array(sorted({*tags, *keys, *further}), np.int64)

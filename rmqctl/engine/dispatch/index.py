@@ -206,8 +206,8 @@ class IndexFileWriter:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Set the times of entries in seconds: for a file's first entry since the header's begin
-        time, for all others since the store time of the first entry.
+        """Set the times of entries, in seconds. The time of a file's first entry counts from the
+        begin time in the header, all other times from the store time of the first entry.
         """
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
@@ -359,8 +359,8 @@ class IndexWriter:
                  *,
                  counts_empty: bool = True, as_broker: bool = False,
                  most_pending: int | None = None) -> None:
-        """Open the last file. ``counts_empty``: whether `close` writes a count of 1 into an empty
-        file, as 5.x does. ``most_pending``: number of new entries after which the slots are
+        """Open the last index file. ``counts_empty``: whether `close` writes a count of 1 into an
+        empty file, as 5.x does. ``most_pending``: number of new entries after which the slots are
         written.
         """
         if shape.slots <= 0 or shape.capacity <= 0:

@@ -295,8 +295,8 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: EntryColumns, codes: Codes | None, derived: Derived,
                          further: FurtherRows, plain: Array) -> tuple[EntryColumns, Codes | None]:
-        """Return all entries in log order: those of the messages' own queues, each followed by the
-        message's entries in further queues (consumequeue.md §10).
+        """Return all entries in log order: for each message, the entry in its own queue, and then
+        the entries in further queues (consumequeue.md §10).
         """
         message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):

@@ -267,7 +267,8 @@ class Recorded(_Way[_Stored, Record]):
 
 
 class Exact(Recorded):
-    """Converter of stored records with all fields, so that their bytes can be restored exactly.
+    """Converter of stored records that have all fields, so that their bytes can be restored
+    exactly.
     Raises: InputError if a field is missing, or if the sizes of the fields do not match
     ``total_size``.
     """

@@ -143,7 +143,7 @@ class FlushService(_Service):
 
 class GroupCommit(_Service):
     """Synchronous flush: a thread, which starts at once, flushes the log for all waiting callers.
-    The next flush serves all callers that arrive during a flush.
+    Callers that arrive during a flush are all served by the next flush.
     """
 
     _name = "log-group-commit"
@@ -152,7 +152,7 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of calls of `wait` so far. Only a new call starts a flush. Otherwise, a caller
+        """Number of calls of `wait`. Only a new call starts a flush, because otherwise a caller
         that waits for bytes that are not written yet would keep the thread busy.
         """
         self._thread.start()

@@ -254,7 +254,7 @@ def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Sett
     """Check that inner batches have ``INNER_NUM`` and a BatchCQ topic (5.x), and that no other
     message has ``INNER_NUM``.
 
-    A broker makes this check before the delay and timer rewrite, and again afterwards.
+    A broker makes this check both before and after the delay and timer rewrite.
     """
     if not settings.profile.batch_queues:
         return None
@@ -388,8 +388,8 @@ _RECORD_NUMBERS = (
 
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
-    """Check a recorded message. Only a message that could not be read back, or does not fit a
-    field, is rejected. A magic of 0 means the record version that the topic needs.
+    """Check a recorded message. It is rejected only if it could not be read back, or if a value
+    does not fit its field. A magic of 0 means the record version that the topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

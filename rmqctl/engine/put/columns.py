@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 
 
 class Lanes:
-    """The known lanes by number, and their values in arrays for the kernel extension.
+    """The lanes used so far, by number, and their values in arrays for the kernel extension.
 
     ``kind_of`` returns the common parts of the messages of a lane; None if they must be put one by
     one.
@@ -229,7 +229,8 @@ class Columns:
 
     def records(self, part: slice, physical: int,
                 offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
-        """Return (records of a part, to be written at a physical offset; their queue offsets).
+        """Return the records of a part, to be written at a physical offset, and their queue
+        offsets.
 
         ``offsets``: the next offset of each queue (default 0); they are advanced.
         """

@@ -131,8 +131,8 @@ class _Plan(NamedTuple):
 
 
 class Preparer:
-    """`prepare` for many messages. What does not depend on the values is computed once for each set
-    of property names.
+    """`prepare` for many messages. Everything that does not depend on the values is computed once
+    for each set of property names.
     Raises: ValueError as in `prepare`.
     """
 

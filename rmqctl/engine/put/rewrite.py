@@ -259,7 +259,7 @@ class Rewriter:
 
     def apply(self, message: Outgoing, now: int, table: Mapping[QueueKey, int],
               is_batch_topic: Callable[[str], bool]) -> Rewritten | PutResult:
-        """Return the changed message; if the message is rejected, its result.
+        """Return the changed message, or the result of a message that is rejected.
 
         ``now``: store time in ms. ``table``: the next offset of each queue; it is not changed.
         """

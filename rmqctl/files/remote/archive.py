@@ -238,8 +238,8 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """Return the store in an archive: in its folder ``inner``, else the only store. None if the URL
-    does not exist, or is a folder.
+    """Return the store in the folder ``inner`` of an archive, or else the only store of the
+    archive; None if the URL does not exist or is a folder.
 
     Raises: NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """

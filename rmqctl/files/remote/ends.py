@@ -18,8 +18,8 @@ _GAP, _BEFORE, _AFTER = 1024, 640, 512
 """
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""``_FIRST``: number of intervals between samples in the first step of a search; ``_OF_LOG``: this
-number for a log file; ``_NEXT``: number of samples in each further step.
+"""``_FIRST``: number of intervals between samples in the first step of a search; ``_OF_LOG``: the
+same number for a log file; ``_NEXT``: number of samples in each further step.
 """
 
 

@@ -120,8 +120,8 @@ _QUEUE = layout.reader(Struct("mark" / Int8ub, "queue_id" / Int32sb))
 
 
 class Key(NamedTuple):
-    """A v2 key. The key of a data version has only the table; ``group``, ``topic`` and ``queue_id``
-    belong to an offset, ``name`` is the topic or group of the other tables.
+    """A v2 key. ``group``, ``topic`` and ``queue_id`` are set in the key of an offset; ``name`` is
+    the topic or group in the keys of other tables. The key of a data version has only the table.
     """
 
     table: int

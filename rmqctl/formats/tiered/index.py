@@ -113,12 +113,13 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: bytes of a seal after the items. In the compacted form it is BEGIN_MAGIC. In the open form
-it is at the end of the file: END_MAGIC once the file is sealed and -1 before.
+"""5.1.x: size in bytes of the seal after the items. In the compacted form, the seal is BEGIN_MAGIC.
+In the open form, it is at the end of the file: -1 until the file is sealed, then END_MAGIC.
 """
 OLD_SPARE = 12
-"""5.1.x: unused bytes of the open form between the items and the seal. A broker computes the file
-size with the header size of another kind of file (40 bytes), but positions with 28 bytes.
+"""5.1.x: number of unused bytes of the open form between the items and the seal. A broker uses the
+header size of another kind of file (40 bytes) to compute the file size, but 28 bytes to compute
+positions.
 """
 
 MAX_SIZE = (1 << 31) - 1

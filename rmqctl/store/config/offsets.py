@@ -34,7 +34,7 @@ _Commits = dict[int, int]
 
 @dataclass(slots=True)
 class Lag:
-    """The lag of the groups of a store. ``totals`` is complete once all of `rows` was read.
+    """The lag of the groups of a store. ``totals`` is complete once `rows` has yielded all rows.
 
     ``group`` and ``topic`` limit the result; without a group, all groups and the topics without
     consumers are shown.

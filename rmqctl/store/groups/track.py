@@ -51,8 +51,9 @@ class GroupTrack(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A message of the chain of original and copies. ``role``: its role in the chain. ``group``:
-    the group that sent it back or gave up on it; None if no group did.
+    """A message of the chain that consists of an original message and its copies. ``role``: its
+    role in the chain. ``group``: the group that sent it back or gave up on it; None if no group
+    did.
     """
 
     role: Role
@@ -71,7 +72,7 @@ class MessageCopy(NamedTuple):
 @dataclass(slots=True)
 class Tracked:
     """The result for one message. ``chain``: the message and its copies in the order of the log;
-    empty if they are not tracked. ``notes``: sentences on what is unknown.
+    empty if copies are not tracked. ``notes``: sentences that state what is unknown.
     """
 
     groups: list[GroupTrack] = field(default_factory=list)

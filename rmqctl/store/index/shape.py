@@ -151,8 +151,8 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
                damaged: bool) -> IndexShape | None:
-    """Return the only shape for a file of this size that matches its content. If no shape matches
-    and ``damaged`` is set, return the shape that matches most of the content.
+    """Return the only shape for a file of this size that matches the content of the file. If no
+    shape matches and ``damaged`` is set, return the shape that matches most of the content.
     """
     fitting: list[tuple[_Fit, IndexShape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
@@ -240,8 +240,9 @@ def _measure(shape: IndexShape, header: HeaderRecord, read: Read, gather: Gather
 
 
 def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
-    """Count the slots that point to one of their entries, the entries linked to older entries of
-    their slot, and the entries that are reached exactly once. Entry 0 must be unused.
+    """Count the slots that point to one of their own entries, the entries that are linked to an
+    older entry of the same slot, and the entries that are reached exactly once. Entry 0 must be
+    unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
     heads = SLOT.array(raw)["entry"].astype(np.int64)
@@ -276,8 +277,8 @@ def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: IndexShape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """Count the matching entries in a sample from the entire file: each must be linked to an entry
-    of its slot, and its slot must not point to an older entry.
+    """Count the matching entries in a sample from the entire file. An entry matches if it is linked
+    to an entry of the same slot, and if that slot does not point to an older entry.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:

@@ -104,7 +104,7 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
     """Return whether a process may still be writing the last record of the log: the record is
-    incomplete, and no queue entry or index entry points to it or after it.
+    incomplete, and no queue entry or index entry points to the record or to a later offset.
     """
     witness = source.witness
     if witness is None or is_whole(source, start, end):

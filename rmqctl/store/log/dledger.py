@@ -96,7 +96,8 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """``end_index`` and ``committed_index``; None if the checkpoint is missing.
+        """The values ``end_index`` and ``committed_index`` of DLedger's checkpoint; None if it is
+        missing.
 
         Raises: FormatError if neither the file nor its backup contains them.
         """

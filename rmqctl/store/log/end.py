@@ -102,8 +102,8 @@ def find_end(store: LogAndQueues) -> LogEnd:
 
 
 def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] | None:
-    """Return (physical offset, end, whether a blank record closes the file) of the last record in a
-    file; None without a record.
+    """Return the last record in a file as (physical offset, end, whether a blank record closes the
+    file); None if the file has no record.
 
     ``start`` is a position at which a record is known to start, or 0.
     """

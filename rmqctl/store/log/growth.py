@@ -37,8 +37,8 @@ scan of all files.
 """
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds before the files of a log are listed again. ``_IDLE_LOOK``: if the log has no new data at
-its end; ``_TORN_LOOK``: if it has only a part of a record there.
+"""Number of seconds before the files of a log are listed again. ``_IDLE_LOOK``: if the log has no
+new data at its end; ``_TORN_LOOK``: if the log ends with an incomplete record.
 """
 
 

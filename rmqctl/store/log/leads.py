@@ -58,7 +58,7 @@ class CellCache:
 class Pages:
     """Pages of entries, each with the first and last physical offset to which it points.
 
-    ``large``: entries with the largest sizes. ``held``: the cache that several `Pages` share.
+    ``large``: the entries with the largest sizes. ``held``: the cache, which several `Pages` share.
     """
 
     def __init__(self, held: CellCache | None = None) -> None:

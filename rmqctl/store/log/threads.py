@@ -21,8 +21,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_THREADS = 4
-"""Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads
-hardly help. Each thread has its own buffers, columns and result, so this limits memory, too."""
+"""Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads hardly
+help. Each thread has its own buffers, columns and result, so this maximum also limits memory.
+"""
 _LOOK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 

@@ -222,8 +222,9 @@ class StoreWitness:
         return unit.physical_offset, unit.size
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
-        """Return the physical offset at which a queue began. Its entries prove nothing about
-        earlier messages, which belong to a deleted queue with the same name.
+        """Return the physical offset at which a queue began. The queue's entries prove nothing
+        about messages before this offset, because these belong to a deleted queue with the same
+        name.
         """
         from rmqctl.store.queue.search import begun_at  # only after damage
 
@@ -316,9 +317,9 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness, without the queue offsets that earlier files show. With
-    these, reading one file would require reading the file before it, and so on, back to the first
-    file.
+    """The evidence of another witness, except for queue offsets that are derived from earlier
+    files. With these queue offsets, reading one file would require reading the previous file, and
+    so on, back to the first file.
     """
 
     def __init__(self, witness: StoreWitness) -> None:

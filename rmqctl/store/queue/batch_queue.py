@@ -65,8 +65,8 @@ class BatchQueue:
         return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
 
     def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
-        """Return (min offset, max offset) of the queue; the min offset is that of the first entry
-        whose record has not expired. (0, 0) if the queue is empty.
+        """Return (min offset, max offset) of the queue; (0, 0) if the queue is empty. The min
+        offset is that of the first entry whose record has not expired.
         """
         rows = self.all_used(log_end)
         if not len(rows):

@@ -123,8 +123,8 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """Yield the messages in ``[start, end)`` of the compaction log, in batches. For an entry
-        that points to no message of the queue, its batch gets a damaged span.
+        """Yield the messages in ``[start, end)`` of the compaction log, in batches. An entry that
+        points to no message of the queue is reported as a damaged span of its batch.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -188,8 +188,9 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """Return the first queue offset whose message is still in the commitlog; `LAST` if the topic
-    does not have this queue, because then the commitlog has none of its messages.
+    """Return the first queue offset whose message is still in the commitlog. Return `LAST` if the
+    topic does not have this queue, because in that case the commitlog contains none of its
+    messages.
 
     Raises: StoreIOError.
     """

@@ -27,7 +27,7 @@ _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Bytes of a file's first page, and of the first read at its start."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""For files whose end was found by sampling. ``_LAST``: number of bytes before the end that are
+"""For files whose end was found by sampling. ``_LAST``: number of bytes before that end which are
 read to check it. ``_PROBES``: number of units that each step of a search for a physical offset
 reads at once.
 """
@@ -79,8 +79,8 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """Return entries for readers that continue after damage: entries in a damaged block are
-        zeros. If the entries have store times, as in RocksDB, these are the last field
+        """Return entries for readers that continue after damage; entries in a damaged block are
+        returned as zeros. If the entries have store times, as in RocksDB, these are the last field
         (``store_timestamp``, ms).
         """
         return self.units(first, count)
@@ -217,11 +217,12 @@ class FileQueue(ConsumeQueue):
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
         """The first and the last entry, by queue offset, once they have been found. A broker may
-        have many queues; of most of them, no other entries are read.
+        have many queues, and from most queues only these two entries are read.
         """
         self._rows: dict[int, bytes] = {}
-        """All entries of each file that has only a few, by the file's number. If a broker has many
-        queues, most files have few entries. Entries do not change after they were written.
+        """All entries of each file that has only a few entries, by the file's number. If a broker
+        has many queues, most files have few entries. They need not be read again, because written
+        entries do not change.
         """
         self._leading: dict[int, bytes] = {}
         """The valid entries at the start of each longer file, by the file's number."""

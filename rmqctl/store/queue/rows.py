@@ -27,8 +27,8 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
-"""Maximum milliseconds by which a broker's clock is assumed to have been set back, so that store
-times are not ascending. A search by time is extended by this much.
+"""Maximum number of milliseconds by which a broker's clock is assumed to have been set back, so
+that store times are not ascending. A search by time is extended by this number.
 """
 
 

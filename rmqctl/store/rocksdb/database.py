@@ -34,8 +34,8 @@ a deleted table cannot be opened again.
 class Database(Closing):
     """A database opened for reading. Use `open`; it is a context manager.
 
-    ``families``: the names of its column families. ``damage``: sentences on damage in a part of the
-    database; the rest is read.
+    ``families``: the names of its column families. ``damage``: sentences about damage in parts of
+    the database; all other parts are read.
     """
 
     def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
@@ -122,7 +122,8 @@ class Database(Closing):
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
         """Raise FormatError unless the iteration over the library's items reached the end. The
-        iteration also stops at a damaged block, and only a cursor shows the difference.
+        iteration also stops, without an error, at a damaged block; only a cursor shows the
+        difference.
         """
         with self._telling(family):
             cursor = self._family(family).iter(bounds)

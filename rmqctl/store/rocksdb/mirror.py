@@ -28,8 +28,8 @@ MAX_COPY = 4 << 30
 smaller.
 """
 MAX_RECORD = 16 << 20
-"""Maximum bytes of a record in MANIFEST and write-ahead logs. A broker's records are far smaller.
-To read a record, the library needs many times its size in memory.
+"""Maximum size in bytes of a record in MANIFEST and write-ahead logs. A broker's records are far
+smaller, and to read a record, the library needs many times its size in memory.
 """
 _SPARE = 64 << 20
 """Minimum bytes that must remain free in the temporary folder."""
