@@ -127,9 +127,7 @@ class InRocksdb(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Return the reason why a part of the queues could not be read; "" if all reads so far were
-        successful.
-        """
+        """Return the reason why a part of the queues could not be read; "" if no read failed."""
         return next(chain(self.damage, filter(None, (
             queue.why_unread for queue in self.queues.values()))), "")
 

@@ -69,8 +69,8 @@ def require_proven(store: Store) -> None:
 
 
 def _is_told(sizes: Sizes) -> bool:
-    """Return whether an option or the configuration file determines the form. A given size of queue
-    files also determines the form.
+    """Return whether an option or the configuration file determines the form of the consume queues.
+    A size of queue files also determines the form.
     """
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)

@@ -188,8 +188,8 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
-    """Return the store time of a file's first record as a broker reads it, without further checks;
-    None without a record, or if its time is 0.
+    """Return the store time of a file's first record as a broker reads it, without further checks.
+    Return None if no record exists or its store time is 0.
     """
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)
@@ -216,8 +216,8 @@ class RecoveryWalk:
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
                  known_to: int | None = None) -> None:
-        """``known_to``: physical offset of a record; earlier records are known to be accepted and
-        are not read again.
+        """``known_to``: physical offset of a record. All earlier records are known to be accepted,
+        and are not read again.
         """
         self._log, self._number, self._version = log, number, version
         self._known_to = known_to

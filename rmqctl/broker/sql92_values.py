@@ -162,8 +162,8 @@ def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """Return the result of CONTAINS, STARTSWITH or ENDSWITH, which is false for any value other
-    than text, even with NOT.
+    """Return the result of CONTAINS, STARTSWITH or ENDSWITH. It is false for any value other than
+    text, even with NOT.
     """
     return isinstance(value, str) and holds(value, text) is not negated
 

@@ -373,8 +373,8 @@ class TimerFiles:
 
 
 def _runs(units: TimerUnits) -> tuple[Array, Array]:
-    """Return, for each slot of the wheel, the first and the last unit of its last run: adjacent
-    units of the slot with the same time.
+    """Return, for each slot of the wheel, the first and the last unit of its last run. A run
+    consists of adjacent units of the slot with the same time.
     """
     number = units.slot % SLOTS
     order = np.lexsort((units.position, number))
@@ -386,8 +386,8 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return, for each run (by its first unit), whether its slot has an earlier unit: the slot was
-    reused for a later time.
+    """Return, for each run (identified by its first unit), whether its slot has an earlier unit,
+    because the slot was reused for a later time.
     """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)

@@ -30,8 +30,8 @@ class BrokerVersion:
     trailing_separator: bool
     """True if a rebuilt properties string ends with 0x02."""
     map_capacity: int
-    """Initial capacity of the map into which properties are parsed. The order of the map is the
-    order in which they are stored.
+    """Initial capacity of the map into which properties are parsed. Properties are stored in the
+    order of this map.
     """
     message_v2: bool
     """True if messages of topics with more than 127 characters are stored as v2 records; an older
@@ -82,14 +82,14 @@ class BrokerVersion:
     property_crc_of_zero: bool
     """True if the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
-    """True if the broker does not start if the last of several files of a queue has no entries
+    """True if the broker does not start when the last of several files of a queue has no entries
     (5.0.0+; apache/rocketmq#9728).
     """
 
     # How the broker answers.
     nearest_in_time: bool
-    """True if the offset for a time is that of the entry nearest in time (before 5.1.1). Later
-    releases return that of the first or last entry with this time.
+    """True if a search by time returns the offset of the entry nearest in time (before 5.1.1).
+    Later releases return the offset of the first or last entry with this time.
     """
 
     # Settings of its configuration.
@@ -192,8 +192,8 @@ DIFFERENCES = (
 
 
 def release_of(text: str) -> str:
-    """Return the release that a text such as ``5.1.4``, ``v4.9.3`` or ``4.9`` (the newest 4.9.x)
-    names.
+    """Return the release with the name ``text``, such as ``5.1.4``, ``v4.9.3`` or ``4.9`` (the
+    newest 4.9.x).
 
     Raises: UsageError.
     """

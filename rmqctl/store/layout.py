@@ -50,8 +50,8 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""Text that ends the reason if queues are both in files and in a database, and only storeType can
-decide which of them a broker reads.
+"""Last part of the reason if queues exist both in files and in a database, and only storeType can
+decide which of the two a broker reads.
 """
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")

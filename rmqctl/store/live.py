@@ -289,7 +289,7 @@ class IndexSource(FileSource):
 
     def _resolved(self, entry: int) -> int:
         """Return the next entry of a chain that existed at the time of the snapshot; ``entry``
-        itself if it does not belong to a chain.
+        itself if ``entry`` does not belong to a chain.
         """
         number = entry
         while number >= self._next:

@@ -282,8 +282,8 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Return the folders that share no file name with the store's own folder, with a likelier
-    folder, or with an equally likely one.
+    """Return the folders that have no file name in common with the store's own folder or with
+    another folder that is at least as likely.
     """
     taken = own.bases
     chosen: list[_Folder] = []
@@ -314,8 +314,8 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return the folders whose files adjoin another file of the log; if there is only one folder,
-    return it without this check.
+    """Return the folders whose files are adjacent to another file of the log; a single folder is
+    returned without this check.
     """
     every = [own, *folders] if own.files else folders
     if len(every) == 1:

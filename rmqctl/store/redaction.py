@@ -48,8 +48,8 @@ CHECKED = frozenset(("tags",))
 damaged value may include user data.
 """
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""Characters that no valid value contains. A value contains them if the separator after it is
-damaged, because the value then includes the next property.
+"""Characters that no valid value contains. They occur if the separator after a value is damaged,
+because the value then includes the next property.
 """
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"

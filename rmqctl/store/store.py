@@ -88,8 +88,8 @@ files.
 
 
 def _near(root: str) -> str:
-    """Return a note on a store that was perhaps meant instead of the folder ``root``: the folder
-    above, or stores up to two levels below.
+    """Return a note that suggests a store instead of the folder ``root``: the parent folder, or
+    stores up to two levels below ``root``.
     """
     around = vfs.normpath(os.path.join(root, os.pardir))
     if vfs.isdir(os.path.join(around, _MARKS[0])):
@@ -275,8 +275,8 @@ class Store(Closing):
 
     @cached_property
     def cut_off(self) -> CutOff | None:
-        """The note on bytes that a repair truncated from the log but left in its file; None without
-        such bytes, or if a process writes to the store.
+        """The note on bytes that a repair truncated from the log but left in its file. None if no
+        such bytes exist, or if a process writes to the store.
         """
         if not self._log_is_known or self.snapshot is not None:
             return None
@@ -736,8 +736,8 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, ConfigPart]:
-        """For each file of ``config/`` that a database replaces: its replacement. Empty if no file
-        is replaced, or if rmqctl does not read this layout.
+        """The part of a database that replaces a file of ``config/``, for each such file. Empty if
+        no file is replaced, or if rmqctl does not read this layout.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}
@@ -763,7 +763,7 @@ class Store(Closing):
 
     @cached_property
     def evidence(self) -> VersionEvidence:
-        """The evidence on the generation (4 or 5) of the brokers that wrote the store, and whether
+        """The evidence of the generation (4 or 5) of the brokers that wrote the store, and whether
         it proves that generation.
         """
         from rmqctl.store.version_hints import evidence

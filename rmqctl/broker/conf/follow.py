@@ -182,8 +182,8 @@ class _Follower:
                 and any(self._store.plain_queues))
 
     def _layouts(self) -> BrokerVersion:
-        """Return the broker's rules, adapted to its form of consume queues. Report settings that do
-        not match the layouts of the store.
+        """Return the broker's rules, adapted to the form of its consume queues. Report settings
+        that do not match the layouts of the store.
         """
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:

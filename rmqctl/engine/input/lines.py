@@ -200,8 +200,8 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """Convert digits to a number. Python rejects thousands of digits and is slow for hundreds, so a
-    long number is replaced by one that is out of all ranges.
+    """Convert digits to a number. Python rejects numbers of thousands of digits and is slow for
+    hundreds of digits, so a long number is replaced by a number that is out of all ranges.
     """
     if len(digits) <= _MAX_DIGITS:
         return int(digits)

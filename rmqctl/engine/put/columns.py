@@ -198,7 +198,7 @@ class Columns:
 
     def ordinary_until(self, number: int) -> int:
         """Return the number of the first message, from ``number`` on, that must be put alone; the
-        total number of messages if there is none.
+        total number of messages if no such message exists.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)

@@ -123,8 +123,9 @@ class _Plan(NamedTuple):
     parts: tuple[str, ...]
     """The texts before, between and after the values of the properties."""
     names: tuple[str, ...]
-    """The names of the properties whose values go between these texts; a unique key to be
-    created is one of them."""
+    """The names of the properties whose values are inserted between the texts of the plan,
+    including a unique key that must be created.
+    """
     ends: int
     """Number of property separators in these texts."""
     makes_unique_key: bool
@@ -195,8 +196,8 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for these names; None if a name is invalid, or if a property's value
-        decides how the properties are joined.
+        """Return the plan for joining properties with these names; None if a name is invalid, or if
+        the plan depends on the value of a property.
         """
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}

@@ -107,8 +107,8 @@ class Recorder:
         return PlacedRecord(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
-        """Return the queue offset of an entry: the given one, unless it does not continue the
-        queue.
+        """Return the queue offset of an entry: the given offset if it continues the queue or must
+        be kept, otherwise the next offset of the queue.
         """
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):

@@ -39,8 +39,8 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""``_LEFT``: number of bytes of disk space that unpacking leaves free. ``_ZEROS``: limit of
-unpacked zeros, as a multiple of the free space.
+"""``_LEFT``: number of bytes of disk space that unpacking leaves free. ``_ZEROS``: maximum number
+of unpacked zero bytes, as a multiple of the free space.
 """
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Part of the header of a zip member: the lengths of the name and of the extra field, which precede

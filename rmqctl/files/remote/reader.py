@@ -25,8 +25,8 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
 _hidden: dict[str, str] = {}
 """Start of a URL as displayed -> start of the same URL with the password."""
 _MAX_REASON = 300
-"""Maximum number of displayed characters of a driver's error: some list every path that they
-searched.
+"""Maximum number of displayed characters of a driver's error, because some errors list every path
+that was searched.
 """
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
@@ -265,8 +265,8 @@ def _patience(protocol: str) -> dict[str, Any]:
 
 
 def hide(url: str) -> str:
-    """Return a URL without its user and password. `RemoteReader` accepts the result from now on,
-    and it can be displayed safely.
+    """Return a URL without its user and password. The result can be displayed safely, and
+    `RemoteReader` accepts it from now on.
     """
     secret = _CREDENTIALS.search(url)
     if secret is None:

@@ -44,8 +44,8 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """Return (end of the last complete entry, brackets that close the structures open at that
-    point); 0 if no entry is complete.
+    """Return the end of the last complete entry (0 if no entry is complete), and the brackets that
+    close the structures open at that point.
     """
     position, open_brackets = 0, ""
     best = 0, ""

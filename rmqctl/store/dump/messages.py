@@ -17,8 +17,8 @@ from rmqctl.store.objects import message_object
 from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
-"""Maximum bytes in which to search for a record that proves the base offset of a file, if the name
-of the file does not contain it.
+"""Maximum number of bytes to search for a record that proves the base offset of a file whose name
+does not contain the offset.
 """
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16

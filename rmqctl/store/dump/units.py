@@ -249,8 +249,8 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.I
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Yield the header, used slots and entries. --from is the number of an entry; with --from,
-    header and slots are omitted.
+    """Yield the header, used slots and entries. --from gives the number of the first entry; with
+    --from, header and slots are omitted.
     """
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.

@@ -37,8 +37,8 @@ Gather = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 """Function that takes many (position, length) pairs and returns the bytes of each."""
 
 _WHOLE = 4 << 20
-"""Maximum bytes of a file whose entries and slots are all checked; of a larger file, a sample is
-checked.
+"""Maximum size in bytes of a file whose entries and slots are all checked; in a larger file, only a
+sample is checked.
 """
 _SAMPLE = 48
 _TRIED_ELSEWHERE = 64

@@ -74,8 +74,8 @@ def walked(source: Source, position: int, limit: int | None, *, growing: bool = 
 
 
 def first_border(source: Source, physical: int) -> int:
-    """Return the first border of a file at or after ``physical``, found by scanning from the start
-    of the file.
+    """Return the first record boundary of a file at or after ``physical``, found by scanning from
+    the start of the file.
     """
     reached = source.base
     for batch in Walk(source, 0, physical - source.base):

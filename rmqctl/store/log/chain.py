@@ -211,8 +211,8 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry continues the chain. It does not if the next entry, ``behind``,
-        shows that the index or term of this entry is wrong.
+        """Return whether an entry continues the chain. ``behind``: the next entry, which may show
+        that the index or term of this entry is wrong.
         """
         if not self._follows(link):
             return False
@@ -239,8 +239,8 @@ class Chain:
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
-        """Return the chain's next entry as DLedger's index describes it, if it starts at ``link``
-        and only its header is damaged.
+        """Return the next entry of the chain, as described by DLedger's index, if it starts at
+        ``link`` and only its header is damaged.
         """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])

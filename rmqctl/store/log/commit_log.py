@@ -28,8 +28,8 @@ _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Two records are read together if at most this many bytes are between them."""
 _FEW_APART = 4
-"""Records are read from a memory mapping if on average more than one of this many records is not
-adjacent to the previous one.
+"""Records are read from a memory mapping if, on average, more than one in this number of records is
+not adjacent to the previous record.
 """
 
 
@@ -52,8 +52,8 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """Cached results of `has_record_from`: the offset of the last record found, and the offset
-        after which no record follows.
+        """Cached results of `has_record_from`: the offset of the last record that was found, and an
+        offset at or after which no record starts.
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:

@@ -79,8 +79,8 @@ class Node:
                 yield page
 
     def leads(self) -> Iterator[Callable[[], tuple[Array, Array]]]:
-        """Yield, for each page of units, a function that returns (physical offset, size) of the
-        records to which the units point.
+        """Yield, for each page of units, a function that returns the physical offset and size of
+        the records to which the units point.
         """
         return (partial(_leads, read) for read in self._pages())
 
@@ -109,8 +109,8 @@ class Node:
 
     @cached_property
     def own_checkpoint(self) -> dict[str, int] | FormatError | None:
-        """The content of the checkpoint file, ignoring its backup as DLedger does; the error if the
-        file is damaged; None if it is missing.
+        """The content of the checkpoint file. If the file is damaged, the error; if it is missing,
+        None. As in DLedger, its backup is ignored.
         """
         return self._saved("checkpoint")
 

@@ -129,8 +129,8 @@ class Follower:
     # -- what has come --------------------------------------------------------------------------
 
     def _records_up_to(self, reached: int) -> Iterator[Record]:
-        """Yield the messages from `next` to ``reached``, which is a frame border, and move `next`
-        forward to it.
+        """Yield the messages from `next` to ``reached``, which is a record boundary, and set `next`
+        to ``reached``.
         """
         if self.next < reached:
             self._files = self._log.files()

@@ -128,8 +128,8 @@ class GrowingLog:
         return files[max(number, 0)].base if files else 0
 
     def border(self, physical: int) -> int:
-        """Return the first border at or after a physical offset; if no file contains the offset,
-        return it unchanged.
+        """Return the first record boundary at or after a physical offset; if no file contains the
+        offset, return it unchanged.
 
         Raises: StoreIOError.
         """
@@ -229,8 +229,8 @@ class GrowingLog:
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
-        """Return the furthest border inside the last file: the start of incomplete or unwritten
-        bytes.
+        """Return the furthest record boundary inside the last file, at which incomplete or
+        unwritten bytes start.
         """
         with file.open() as source:
             if patient:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class cached_property(functools.cached_property[T]):  # noqa: N801 - as the one it replaces
-    """A cached property for instances that are used by one thread at a time. Different threads may
-    use different instances.
+    """A cached property for instances that are used by only one thread at a time; different threads
+    may use different instances.
     """
 
     def __init__(self, func: Callable[[Any], T]) -> None:

@@ -30,8 +30,8 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Bytes of the log that are searched before a topic's consumequeue is used. While a broker is still
-dispatching, the consumequeue never lags by more than this.
+"""Number of bytes of the log that are searched before a topic's consumequeue is used. While a
+broker is still dispatching, the consumequeue never lags by more than this number.
 """
 _REMEMBERED = 64
 
@@ -178,8 +178,8 @@ class Tail:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _through_queues(self, count: int) -> list[Record] | None:
-        """Return the last messages of the topic that are before the part of the log already read,
-        found through its queues; None if it has no queues.
+        """Return the last messages of the topic before the part of the log that was already read,
+        found through the topic's queues; None if the topic has no queues.
         """
         topic = self.selection.topic
         assert topic is not None

@@ -141,7 +141,7 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """Maximum size of a record: the given one; by default the usual maximum, or more if an
+        """Maximum size of a record. If it is not given, it is the usual maximum, or more if an
         entry points to a larger record.
         """
         if self._given is not None:

@@ -35,8 +35,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
 _MIN_NEEDLE = 3
-"""Minimum bytes of a value for which records are searched before texts are extracted: shorter
-values occur in most bodies.
+"""Minimum length in bytes of a value for which records are searched before texts are extracted,
+because shorter values occur in most bodies.
 """
 
 KEY = "key"

@@ -174,7 +174,7 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
 
 def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> SkippedRanges:
     """Return the ranges ``[start, end)`` without the ranges ``[other_start, other_end)``. The
-    ranges of one list do not touch each other.
+    ranges of each list are neither adjacent nor overlapping.
     """
     edges = np.concatenate([start, end, other_start, other_end])
     step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),

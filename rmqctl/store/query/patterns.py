@@ -14,7 +14,7 @@ from time import thread_time
 from rmqctl.errors import UsageError
 
 MAX_SECONDS = 5.0
-"""Time limit of one search, in seconds. A pattern without backtracking needs less even for the
+"""Time limit of one search, in seconds. A pattern without backtracking needs less time even for the
 largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6

@@ -345,7 +345,7 @@ def _belongs(queue: QueueRows, record: Record) -> bool:
 
 
 def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
-    """Return whether each record of a batch belongs to the queue whose entry points to it;
+    """Return whether every record of a batch belongs to the queue whose entry points to the record.
     ``number``: for each record, the number of that queue.
     """
     names, ids = topics(batch), batch.column("queue_id")

@@ -44,8 +44,8 @@ _BYTES = 2 << 20
 
 
 class CompactionQueue(Closing):
-    """The messages that the compaction store of one queue has, by queue offset. Read-only; a
-    context manager.
+    """The messages in the compaction store of one queue, by queue offset. Read-only; a context
+    manager.
     """
 
     def __init__(self, files: list[list[UnitRecord]], log: CommitLog) -> None:
@@ -68,8 +68,8 @@ class CompactionQueue(Closing):
 
     @classmethod
     def served(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """Open the compaction log of a queue; None also if a broker reads the topic from the
-        commitlog.
+        """Open the compaction log of a queue, like `open`; return None also if a broker reads the
+        topic from the commitlog.
         """
         return cls.open(store, topic, queue_id) if is_served(store, topic, queue_id) else None
 

@@ -168,7 +168,7 @@ class ConsumeQueue:
 
     def cut_at(self, log_end: int) -> int | None:
         """Return the end to which a broker resets a queue in RocksDB when it truncates the log at
-        ``log_end``; None if it does not change the queue.
+        ``log_end``; None if the broker does not change the queue.
         """
         raise NotImplementedError
 
@@ -307,8 +307,8 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """The end that a broker's recovery finds. The recovery reads only the last three files,
-        unit by unit, up to the first invalid unit.
+        """The end of the queue according to a broker's recovery, which reads only the last three
+        files, unit by unit, up to the first invalid unit.
         """
         if self._written is None:
             self._written = self._find_written()

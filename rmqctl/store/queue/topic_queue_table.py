@@ -149,8 +149,8 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _RangeReach:
-    """The result for one range of the log: the queue offsets in it (``reach``), its damaged
-    ``spans`` and its unreadable parts (``troubles``).
+    """The result for one range of the log. ``reach``: the queue offsets in the range; ``spans``:
+    its damaged spans; ``troubles``: its unreadable parts.
     """
 
     first: int

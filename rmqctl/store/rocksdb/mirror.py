@@ -24,8 +24,8 @@ from rmqctl.scan.source import FileSource
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
 """The environment variable that sets another limit than `MAX_COPY`."""
 MAX_COPY = 4 << 30
-"""Maximum total bytes of MANIFEST and write-ahead logs, including holes; a broker's files are
-smaller.
+"""Maximum total size in bytes of MANIFEST and write-ahead logs, including holes; a broker's files
+are smaller.
 """
 MAX_RECORD = 16 << 20
 """Maximum size in bytes of a record in MANIFEST and write-ahead logs. A broker's records are far

@@ -217,7 +217,7 @@ class RocksQueue(ConsumeQueue):
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
-        """Return the rows of a range. With ``until_last``, the result ends at most one entry after
+        """Return the rows of a range. With ``until_last``, the result has at most one entry after
         the last existing row.
         """
         if end <= first or first < 0:
