@@ -1,7 +1,7 @@
 """Prediction of a broker's getMessage answer for a queue offset (spec: recovery.md §13).
 
-The answer is that of a master to a group without a filter, with all data in memory. `select` shows
-the messages; this module shows what a consumer receives, including the broker's oddities.
+The answer is what a master with all data in memory returns to a group without a filter. `select`
+shows the messages; this module shows what a consumer receives, including the broker's oddities.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset that a 4.9.3 broker returns: that of the entry nearest in time. Of
-    two equally near entries it is the earlier one.
+    """Return the queue offset that a 4.9.3 broker returns: the offset of the entry nearest in time,
+    or the earlier offset if two entries are equally near.
 
     ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """
@@ -127,8 +127,8 @@ def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, uppe
                       log_min: int, store_time: StoreTime) -> int:
     """Return the queue offset that a 5.3.3 broker returns, clamped to [first, end].
 
-    It is that of the first entry stored at or after ``when``, or, with ``upper``, of the last entry
-    stored at or before ``when``.
+    It is the queue offset of the first entry stored at or after ``when``, or, with ``upper``, of
+    the last entry stored at or before ``when``.
     """
     return min(max(_boundary(queue, when, first, end, upper, log_min, store_time), first), end)
 

@@ -77,8 +77,8 @@ class RecoveredLog(NamedTuple):
 
 
 def default_version(store: Store) -> BrokerVersion:
-    """Return the version for which the store was created, else the default version of the
-    generation that wrote it.
+    """Return the version for which the store was created; if it is unknown, the default version of
+    the generation that wrote the store.
     """
     return version_of(default_release(store))
 
@@ -205,7 +205,7 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 
 
 class RecoveryWalk:
-    """Iterator over the records that a broker accepts, from the start of file ``number`` on.
+    """Iterator over the records that a broker accepts, beginning at the start of file ``number``.
 
     After the iteration, ``end`` is the offset at which it stopped (the end of the log for the
     broker), ``stop`` the reason, ``last_valid`` the start of the last accepted record (None if no

@@ -249,8 +249,8 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
 def _is_sealed(store: Store) -> bool:
     """Return whether the newest readable file of the log begins with a message that has an appended
-    CRC. If so, new messages need an appended CRC too: with forceVerifyPropCRC a broker truncates
-    the log at a message without an appended CRC.
+    CRC. If so, new messages also need an appended CRC, because a broker with forceVerifyPropCRC
+    truncates the log at a message without an appended CRC.
     """
     raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
     raw = next((raw for raw in raws if raw is not None), None)

@@ -102,7 +102,7 @@ class TimerStart:
 
     ``skipped``: overdue by more than 7 days; ``unreachable``: the broker finds them in no slot;
     ``gone``: not in the commitlog. ``waiting``: number of messages that are not in the timer log
-    yet; the broker enqueues them after the startup, from queue offset ``next_row`` on.
+    yet; the broker enqueues them after the startup, starting at queue offset ``next_row``.
     ``read_from``: the first time (ms) at which a broker starts reading the wheel.
     """
 
@@ -397,8 +397,8 @@ def _laps(units: TimerUnits, first: Array) -> Array:
 
 
 def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
-    """Return, for each unit, whether a broker that reads the wheel from the time ``read_from`` on
-    reaches this unit.
+    """Return, for each unit, whether a broker reaches this unit if it starts reading the wheel at
+    the time ``read_from``.
     """
     reached: Array = np.zeros(len(units), bool)
     if not len(units):

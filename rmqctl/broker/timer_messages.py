@@ -1,4 +1,5 @@
-"""A new timer log, built from the messages of the timer topic to replace a damaged or missing one.
+"""A new timer log, built from the messages of the timer topic to replace a damaged or missing timer
+log.
 
 spec: timer-and-others-5x.md §1.1, §1.3. A unit of the timer log needs only the due time and the
 target topic, which each message of the timer topic contains. Only messages that are not yet due

@@ -175,8 +175,8 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Write the parts in order at `offset`; return the number of bytes.
 
-    After a failure the written part is overwritten with zeros as far as the system allows, so that
-    no incomplete record remains after the end of the log.
+    After a failure, the written part is overwritten with zeros if the system allows it, so that no
+    incomplete record remains after the end of the log.
     """
     total = touched = 0
     try:
@@ -207,7 +207,7 @@ def wipe(fd: int, offset: int, length: int) -> None:
 
 
 def sync(fd: int, path: str, *, whole: bool = False) -> None:
-    """Flush a file's data to the device (fdatasync); with ``whole``, all its attributes too
+    """Flush a file's data to the device (fdatasync); with ``whole``, also all its attributes
     (fsync).
     """
     try:
@@ -251,8 +251,8 @@ def sync_folder(path: str) -> None:
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
     """Create a folder and its missing parent folders; return the created folders, outermost first.
 
-    Their directory entries are fsynced, unless ``durable`` is False: then the caller does that. No
-    folder has wider permissions than the folder that contains it.
+    Their directory entries are fsynced; if ``durable`` is False, the caller must do that. No folder
+    has wider permissions than the folder that contains it.
     """
     missing = []
     folder = os.path.abspath(path)

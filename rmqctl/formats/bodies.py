@@ -1,7 +1,7 @@
 """Bodies: their decompression, and the forms in which they are shown.
 
 Codecs and forms are two fixed tables. A codec has its number in ``sys_flag`` (spec: commitlog.md
-§4); a form is a value of ``--body``. CONTRIBUTING.md says how to add one.
+§4); a form is a value of ``--body``. CONTRIBUTING.md describes how to add a codec or a form.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Budget:
 
 
 def at_most(count: int) -> None:
-    """Reject a body that is known to have ``count`` values, if that is too many.
+    """Reject a body that is known to have ``count`` values if this number exceeds the limit.
 
     Raises: BudgetError.
     """

@@ -42,7 +42,7 @@ class StoreFile:
     size: int
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
-    """For a file of the log: additional evidence on the positions of its records."""
+    """For a file of the log: additional evidence of the positions of its records."""
     head: int = 0
     """For a file of the log: number of bytes before each record. In a DLedger log, these bytes are
     the entry header.

@@ -162,8 +162,8 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Return texts on gaps in the log, and on folders that look like parts of it but were not
-    given.
+    """Return texts that describe gaps in the log, and folders that look like parts of the log but
+    were not given.
     """
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]

@@ -243,8 +243,8 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
 
 
 def _rereads(index: IndexFile, header: bytes) -> bool:
-    """Return whether the header on disk is still the same some moments later, so that no process is
-    writing to the file.
+    """Return whether the header on disk is unchanged after a short time, which means that no
+    process is writing to the file.
     """
     due = time.monotonic() + _PATIENCE
     while index.source.read_now(0, HEADER.size) == header:

@@ -65,8 +65,8 @@ _HOSTS = ("born_host", "store_host")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Redacts values. ``key``: the key of the digests, random unless digests of several runs must
-    be comparable.
+    """Redacts values. ``key``: the key of the digests; it is random by default, and must be given
+    if digests of several runs are to be comparable.
     """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)

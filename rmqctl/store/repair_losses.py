@@ -106,8 +106,8 @@ class RepairLosses(NamedTuple):
 
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
-    """Return the losses of repairs of the store at ``root``, without messages that were restored
-    since. ``end``: the offset at which a repair has truncated the log. Without a ``log``, return
+    """Return the losses of repairs of the store at ``root``, except messages that were restored
+    later. ``end``: the offset at which a repair has truncated the log. Without a ``log``, return
     the losses of the tier at ``root``. Nothing is written.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))

@@ -160,8 +160,8 @@ def _remembered_folders(root: str) -> list[str]:
 class Store(Closing):
     """A read-only view of one store root. Use `open`; it is a context manager.
 
-    ``moment``: the snapshot of another view of the store, to be used by this view, too.
-    ``current``: use no snapshot, but read the current files.
+    ``moment``: the snapshot of another view of the store, which this view also uses. ``current``:
+    use no snapshot, but read the current files.
     """
 
     def __init__(self, root: str, log_folders: list[str], sizes: Sizes,

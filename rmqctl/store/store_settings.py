@@ -30,7 +30,7 @@ MAX_INT = (1 << 31) - 1
 @dataclass(frozen=True, slots=True)
 class Remembered:
     """The settings of a store. ``values``: the valid values by the names of `KEYS`; ``notes``:
-    texts on faults of the file.
+    texts that describe faults of the file.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

@@ -54,8 +54,8 @@ _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
 _REVIVE_PREFIX, _REVIVE_QUEUES = f"{_SYSTEM_PREFIX}REVIVE_LOG_", 8
 _OWN_QUEUES = {DEFAULT_TOPIC: DEFAULT_QUEUES, SCHEDULE_TOPIC: 18, "BenchmarkTest": 1024}
-"""Number of queues of some system topics. The topic whose name is that of the cluster has
-`BEAN_QUEUES` queues; all others have one.
+"""Number of queues of some system topics. The topic that has the name of the cluster has
+`BEAN_QUEUES` queues; all other system topics have one queue.
 """
 FILTER_TYPES = "SINGLE_TAG", "MULTI_TAG"
 _NO_SENDING = frozenset({SCHEDULE_TOPIC})

@@ -74,7 +74,7 @@ class LogFile(ABC):
         """
 
     def sync(self) -> None:
-        """Commit and flush everything appended so far.
+        """Commit and flush everything that was appended.
 
         After a failure, the operating system may have dropped the unwritten pages, and a second
         attempt would wrongly succeed. So every later call raises the same error. Raises:

@@ -134,8 +134,8 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """Return a text on the first number that does not fit its field, or is a negative queue id;
-    None if there is none.
+    """Return a text that names the first number that does not fit its field or is a negative queue
+    id; None if all numbers are valid.
     """
     for name in names:
         value = getattr(holder, name)

@@ -27,7 +27,7 @@ from rmqctl.scan.frames import Array
 MAX_LANES = 8192
 """Maximum number of lanes that are kept from one group to the next."""
 NONE = -1
-"""Lane number of messages without a lane."""
+"""Lane number of messages that have no lane."""
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")

@@ -47,7 +47,7 @@ TopicQueueTable = dict[tuple[str, int], int]
 _MAX_KINDS = 8192
 """Maximum number of cached `Kind` objects."""
 _FEW = 16
-"""Number of messages below which they are put one by one, which is then faster than by column."""
+"""Minimum number of messages that are put by column; fewer messages are put faster one by one."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
 """For each possible length of properties: its stored bytes."""

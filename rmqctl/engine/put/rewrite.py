@@ -102,8 +102,8 @@ def _rebuilt(message: M, properties: JavaMap, settings: Settings) -> M:
 
 
 def delay_rewrite(message: M, properties: JavaMap, level: int, settings: Settings) -> M:
-    """Move the message to the schedule topic; a level above the highest one is set to the highest
-    one.
+    """Move the message to the schedule topic; a level above the highest level is reduced to the
+    highest level.
     """
     highest = delay_table(settings.message_delay_level).max_level
     if level > highest:
@@ -206,11 +206,11 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
     """Return the message with its queue offsets in the queues that its properties name.
 
     4.9.3: the message gets an offset in every named queue: LMQs (with ``lmq``) have the queue id 0,
-    other queues that of the message. A queue that is named twice advances by one. ``WAIT`` is not
-    stored. 5.3.3: the message gets an offset only in LMQs, and an empty item for other queues. A
-    queue that is named twice advances by two. The counters advance for all transaction types.
-    Unlike a broker, rmqctl rejects (MESSAGE_ILLEGAL) a queue that cannot be a folder, and empty
-    items that would stop a broker's dispatch forever.
+    other queues have the queue id of the message. A queue that is named twice advances by one.
+    ``WAIT`` is not stored. 5.3.3: the message gets an offset only in LMQs, and an empty item for
+    other queues. A queue that is named twice advances by two. The counters advance for all
+    transaction types. Unlike a broker, rmqctl rejects (MESSAGE_ILLEGAL) a queue that cannot be a
+    folder, and empty items that would stop a broker's dispatch forever.
     """
     any_queue = settings.profile.multi_dispatch_any_queue
     names, keys, offsets = _names(properties), [], []

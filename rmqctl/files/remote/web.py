@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 from rmqctl.errors import StoreIOError
 
 PATIENCE = 60.0
-"""Seconds without a byte after which a request is given up."""
+"""Number of seconds without received data after which a request fails."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _PIECE = 1 << 16
 _ERRORS = "surrogateescape"

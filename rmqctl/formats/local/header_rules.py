@@ -92,8 +92,8 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
     """Return the name of the property that makes a broker's check of the record throw an exception;
     "" if no property does.
 
-    DELAY counts only in the schedule topic; the two properties of an inner batch count if both
-    exist, for 5.x (spec: commitlog.md §9).
+    DELAY is checked only in the schedule topic. The two properties of an inner batch are checked
+    for 5.x, if both exist (spec: commitlog.md §9).
     """
     parsed = {props.DELAY: DELAY_BITS} if topic == props.SCHEDULE_TOPIC.encode() else {}
     if generation >= 5 and all(name in values for name in INNER):

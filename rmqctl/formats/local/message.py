@@ -191,7 +191,7 @@ def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> in
     """Return the size in bytes that a record (or blank record) at ``position`` states; may be
     negative.
 
-    Returns 0, which no record states, if the data ends too early.
+    Returns 0, which is not the size of any record, if the data is too short.
     """
     if len(data) < position + _TOTAL_SIZE.size:
         return 0

@@ -62,8 +62,8 @@ class ConfigCopy:
         return self.state in (OK, ODDITY)
 
     def fault(self) -> str:
-        """Return a text on the fault, for example ``config/topics.json @17 $.topicConfigTable:
-        expected a comma or }``.
+        """Return a text that describes the fault, for example ``config/topics.json @17
+        $.topicConfigTable: expected a comma or }``.
         """
         where = "" if self.offset is None else f" @{self.offset}"
         path = "" if self.field in (None, "$") else f" {self.field}"
@@ -121,8 +121,8 @@ class ConfigFile:
 
     @property
     def data_version(self) -> dict[str, int] | None:
-        """The file's data version: ``counter``, ``timestamp`` (ms) and ``state_version``; None
-        without one.
+        """The file's data version: ``counter``, ``timestamp`` (ms) and ``state_version``; None if
+        the file has no data version.
         """
         value = self.value
         if isinstance(value, timer_check.TimerCheckRecord):

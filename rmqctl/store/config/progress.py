@@ -64,8 +64,8 @@ class ConsumerProgress:
         return groups
 
     def everybody(self) -> Iterator[Commit]:
-        """Yield the progress of the groups, then that of the delay service as if it were a
-        group.
+        """Yield the progress of the groups, and then the progress of the delay service as if it
+        were a group.
         """
         yield from self.commits
         for queue_id, offset in sorted(self.delayed.items()):

@@ -48,7 +48,9 @@ class ConfigPart:
     _taken: int = 0
 
     def damage(self, problem: object) -> None:
-        """Add a sentence on damage; the folder's name is removed, because the caller shows it."""
+        """Add a sentence that describes damage; the folder's name is removed, because the caller
+        shows it.
+        """
         reason = str(problem).rpartition(f"{self.folder}: ")[2]
         self.reason = f"{self.reason}; {reason}" if self.reason else reason
 

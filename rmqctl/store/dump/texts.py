@@ -164,8 +164,8 @@ def identity_rows(target: Target) -> Iterator[Row]:
 
 
 def dledger_checkpoint_rows(target: Target) -> Iterator[Row]:
-    """Yield the two indexes in DLedger's checkpoint: of the last entry, and of the last committed
-    one.
+    """Yield the two indexes in DLedger's checkpoint: the index of the last entry, and the index of
+    the last committed entry.
     """
     return _text_rows(target, dledger.parse_checkpoint, lambda data, values: [
         ({"type": "dledger_checkpoint", **values}, [("text", 0, data)])])

@@ -89,8 +89,8 @@ def dead_letters(view: View, group: str, selection: Selection,
 
 class Requeued:
     """The messages that were already requeued into a store. Each of them has a property with the id
-    of its dead letter. They are looked up by the unique key; without a unique key or index, the
-    target topic is read once.
+    of its dead letter. They are looked up by the unique key; if they have no unique key, or if the
+    index is missing, the target topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

@@ -263,7 +263,7 @@ def _role(record: Record) -> tuple[Role, str | None]:
 
 def _sent_back(record: Record, chain: Sequence[MessageCopy], group: str,
                groups: StoredOffsets) -> Iterator[str]:
-    """Yield texts on the fate of the copies of a message that a group sent back."""
+    """Yield texts that describe the fate of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]
     if not copies:

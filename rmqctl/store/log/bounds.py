@@ -21,8 +21,8 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a queue, as queue offsets: ``first`` is the oldest readable one, ``end`` the
-    next one to be written.
+    """The bounds of a queue. ``first``: the queue offset of the oldest readable entry; ``end``: the
+    queue offset of the next entry to be written.
     """
 
     first: int
@@ -34,7 +34,7 @@ class View:
     broker's rules.
 
     ``log_end`` returns the physical offset at which a broker truncates the log; it is called when
-    the offset is first needed. Without ``log_end``, the view is that of the disk.
+    the offset is first needed. Without ``log_end``, the view is ``disk``.
     """
 
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,

@@ -1,5 +1,5 @@
-"""The entries of a DLedger log as a chain: the index of each entry is one more than that of the
-previous entry, and its term is not less (spec: dledger.md §2). All members of a group have the same
+"""The entries of a DLedger log as a chain: the index of each entry is the index of the previous
+entry plus one, and its term is not less (spec: dledger.md §2). All members of a group have the same
 entries at the same byte offsets, up to the point where their logs diverge.
 
 After damage the chain continues with the first entry that can follow the last intact entry. If a
@@ -133,8 +133,8 @@ class Chain:
             yield taken
 
     def _beyond(self, source: Source, spans: list[Span]) -> ChainEntries:
-        """Return the entries in a log's spans that are not messages: entries without a message, or
-        with a damaged one.
+        """Return the entries in those spans of a log that are not messages: entries without a
+        message, or with a damaged message.
         """
         rows = []
         for span in spans:

@@ -227,8 +227,8 @@ class CommitLog:
 
 
 def _first_border(walk: Walk) -> int | None:
-    """Return the physical offset of the first record or blank record in a scan; None without
-    one.
+    """Return the physical offset of the first record or blank record in a scan; None if the scan
+    finds no record.
     """
     for batch in walk:
         if len(batch):

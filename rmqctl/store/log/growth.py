@@ -44,7 +44,7 @@ new data at its end; ``_TORN_LOOK``: if the log ends with an incomplete record.
 
 @dataclass(frozen=True, slots=True)
 class LogSlice:
-    """Physical offsets ``[start, end)`` of one log file, both frame borders."""
+    """Physical offsets ``[start, end)`` of one log file; both are record boundaries."""
 
     file: StoreFile
     start: int
@@ -221,7 +221,7 @@ class GrowingLog:
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:
-        """Return the furthest border inside a file that is no longer written to."""
+        """Return the furthest record boundary inside a file that is no longer written to."""
         if limit is None or limit >= file.end:
             return file.end
         with file.open() as source:

@@ -27,7 +27,7 @@ MAX_HELD = 4 << 20
 _MAX_CELLS = 3
 """Maximum number of cells that one look-up uses; a larger range is read without the cache."""
 _SAMPLED = 256
-"""Interval at which the pointers of a page are sampled to find the borders of cells."""
+"""Interval at which the pointers of a page are sampled to find the boundaries of cells."""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
@@ -160,7 +160,7 @@ def joined(parts: list[Pair]) -> Pair:
 
 
 def merged(parts: list[Pair]) -> Pair:
-    """Merge several ascending results into one."""
+    """Merge several ascending results into a single ascending result."""
     parts = [part for part in parts if len(part[0])]
     return joined(parts) if len(parts) < 2 else _sorted(parts)
 

@@ -44,7 +44,7 @@ class FileRange(Generic[F]):
     """Positions ``[start, end)`` of one log file. ``resync``: whether ``start`` may be inside a
     record.
 
-    ``until``: the end of the zeros that follow ``end``; they belong to this range, too.
+    ``until``: the end of the zeros that follow ``end``; they also belong to this range.
     """
 
     file: F

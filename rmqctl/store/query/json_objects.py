@@ -1,6 +1,6 @@
 """The message objects of a page as lines of JSON, built field by field for all messages at once.
 
-The text is the same as that of the JSON-encoded rows of `projection.Projection`.
+The text is the same as the JSON-encoded rows of `projection.Projection`.
 """
 
 from __future__ import annotations

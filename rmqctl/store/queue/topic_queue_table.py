@@ -105,8 +105,8 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
 
 
 def disagreements(rows: Collection[TableRow]) -> list[str]:
-    """Return a sentence on the differences between log and consume queues; "" without
-    differences.
+    """Return a sentence that describes the differences between log and consume queues; "" if they
+    do not differ.
     """
     differing = [row for row in rows if row.agrees is False]
     if not differing:

@@ -1,8 +1,8 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
 Even for reading, the RocksDB library writes into the folder that it opens. So it opens a temporary
-folder instead (`mirror`), which is removed at the end. Entries in the write-ahead logs are read,
-too.
+folder instead (`mirror`), which is removed at the end. Entries in the write-ahead logs are also
+read.
 """
 
 from __future__ import annotations

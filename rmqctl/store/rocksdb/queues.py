@@ -71,8 +71,7 @@ class RocksQueues(Closing):
         """
         self.odd_count = 0
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
-        """For each queue: its entries in the offset family, `MAX` and `MIN`, as far as they
-        exist."""
+        """For each queue: its existing entries (`MAX`, `MIN`) in the offset family."""
         self.checkpoint = 0
         """The physical offset up to which the rows were written: the end of the last record of the
         last batch of rows; 0 if the database does not contain it.
@@ -121,9 +120,7 @@ class RocksQueues(Closing):
         self.checkpoint = noted or 0
 
     def _read_singly(self, queue_keys: set[QueueKey]) -> None:
-        """Read the entries of the offset family one by one, as far as they are not in a damaged
-        block.
-        """
+        """Read the entries of the offset family one by one, except entries in a damaged block."""
         try:
             value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
             if value is not None and not self.checkpoint:
