@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 Number = int | float
-"""A number. An int is a Java Integer, or from 2**31 on a Long; a float is a Double."""
+"""A number. An int is a Java Integer (below 2**31) or Long; a float is a Double."""
 Scalar = str | Number | bool
 Value = Scalar | None
 """The value of a part of a filter; None is NULL."""

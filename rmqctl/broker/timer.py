@@ -4,8 +4,8 @@ timer wheel.
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot, starting with
 the slot of the time at which it stopped, follows each slot's units through the timer log, and reads
 the messages from the commitlog. A message whose unit cannot be reached from these slots is never
-delivered, even if the timer log and the commitlog contain it. Messages after the queue offset at
-which a broker continues are enqueued again.
+delivered, even if the timer log and the commitlog contain it. At startup, the broker also enqueues
+messages of the timer topic again, starting at the queue offset at which it continues.
 """
 
 from __future__ import annotations

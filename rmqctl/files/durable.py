@@ -315,14 +315,15 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
 
     The bytes are written to ``staged``, which is fsynced and renamed to ``path``; then the folder
     is fsynced. ``staged`` (on the same file system) is by default a new name beside ``path``,
-    ``.NAME.RANDOM.tmp``; it is removed after any failure. A link at ``path`` is itself replaced.
+    ``.NAME.RANDOM.tmp``; it is removed after any failure. If ``path`` is a link, the link itself is
+    replaced.
 
-    ``mode``: the mode of the new file, restricted by the umask; with ``like_old`` the new file gets
-    mode and owner of the replaced file. Without ``durable`` nothing is fsynced: the file survives a
-    kill, but perhaps not a machine failure.
+    ``mode``: the mode of the new file, restricted by the umask. With ``like_old``, the new file
+    gets mode and owner of the replaced file. Without ``durable``, nothing is fsynced, so the new
+    file survives a kill of the process, but perhaps not a failure of the machine.
 
-    Raises: StoreIOError ``cannot DOING PATH``; without ``doing`` the error names the failed step
-    and its path.
+    Raises: StoreIOError with the text ``cannot DOING PATH``; without ``doing``, the text names the
+    failed step and its path.
     """
     # Open the staged file; a generated name must be new, a given one may remain from a crash.
     if staged is None:

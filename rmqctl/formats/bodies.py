@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 MAX_DECOMPRESSED = 64 << 20
-"""Maximum size of a decompressed body: a damaged or hostile body must not fill the memory."""
+"""Maximum size in bytes of a decompressed body, so that a damaged or hostile body cannot fill the
+memory.
+"""
 MAX_MEMBERS = 10_000
 """Maximum number of gzip members or zstd frames in one body."""
 

@@ -129,7 +129,9 @@ def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
 
 
 def build_end(size: int) -> bytes:
-    """Return the bytes of an end mark that has ``size`` bytes to the end of the file."""
+    """Return the bytes of an end mark; ``size``: number of bytes from the mark to the end of the
+    file.
+    """
     return END.build(EndRecord(MAGIC_END, size))
 
 

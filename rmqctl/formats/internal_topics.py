@@ -1,5 +1,5 @@
-"""Messages that RocketMQ itself writes: its internal topics, by name, and the bodies of internal
-messages.
+"""Messages that RocketMQ itself writes: the names of its internal topics, and the bodies of
+internal messages.
 
 `meaning` explains a message in such a topic from its topic and properties. `reader_of` returns the
 reader of bodies that no application created: traces, transaction ops, POP check points and acks.

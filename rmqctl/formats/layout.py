@@ -1,8 +1,8 @@
 """Derivation of offsets, numpy dtypes and struct formats from construct declarations.
 
 Each layout is declared once, as a construct ``Struct``. The slow, exact reader parses with this
-declaration; the fast reader gets the positions of the fields from this module. No offset is typed
-twice.
+declaration; the fast reader gets the positions of the fields from this module. So no offset is
+written twice.
 
 Only layouts that are known without data are derived: a field whose width depends on an earlier
 value ends the *prefix*, unless the deciding values are given as ``context`` (for example

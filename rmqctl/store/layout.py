@@ -129,11 +129,11 @@ class Layout:
         """Raise UnsupportedError if one of the structures cannot be written (None: any structure of
         the store).
 
-        ``made_anew``: allow consumequeues in RocksDB, because the caller creates them completely,
-        and configuration that cannot be written, because the caller does not change it. ``mends``:
-        allow the log of a DLedger member, because the caller repairs it from another member or does
-        not change it, and queues that exist both in files and in RocksDB, because the caller
-        rebuilds them from the log.
+        ``made_anew`` allows two structures: consumequeues in RocksDB, which the caller creates
+        completely, and configuration that cannot be written, which the caller does not change.
+        ``mends`` allows two others: the log of a DLedger member, which the caller repairs from
+        another member or does not change, and queues that exist both in files and in RocksDB, which
+        the caller rebuilds from the log.
         """
         left = self._made_anew if made_anew else ()
         if mends:

@@ -3,8 +3,8 @@
 A broker appends with one thread, front to back: first to the log, then to the queues, then to the
 index. So the snapshot first saves the index headers and then the end of the log: every entry that
 the headers count points before that end. Entries of later messages are omitted. Bytes after the
-snapshot's end of the log read as zeros (`FileSource`), and index slots that point to newer entries
-read as they were at that moment.
+snapshot's end of the log are read as zeros (`FileSource`), and index slots that point to newer
+entries are read in their state at the time of the snapshot.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = rang
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
     """Return the sums over the log, or, if ``files`` is given, over these files of the log.
-    Unreadable parts of a file are omitted and counted (`Aggregate.unread`).
+    Unreadable parts of files are omitted, but counted (`Aggregate.unread`).
 
     If ``pool`` is given, it does the work instead of ``jobs`` threads. The result does not depend
     on ``pool``, ``jobs`` or ``range_size``. If the log must be read a second time, ``again`` is

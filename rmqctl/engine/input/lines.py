@@ -23,7 +23,7 @@ import msgspec
 from rmqctl.errors import StoreIOError
 
 MAX_LINE = 64 << 20
-"""Maximum bytes of a line: many times as many as a 4 MiB message in base64 needs."""
+"""Maximum size in bytes of a line: many times the size of a 4 MiB message in base64."""
 READ_SIZE = 1 << 20
 STANDARD_INPUT = "standard input"
 

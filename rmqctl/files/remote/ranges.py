@@ -48,7 +48,9 @@ _GIVEN_UP = 10.0
 
 @dataclass(slots=True, eq=False)
 class _KeptRange:
-    """A range of a file that is cached or being fetched. ``ahead``: no read has used it yet."""
+    """A range of a file that is cached or being fetched. ``ahead``: whether no read has used it
+    yet.
+    """
 
     start: int
     end: int

@@ -1,9 +1,10 @@
 """The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as in tiered storage.
 
-This map differs from a ``HashMap`` (`java_map`): the table doubles as soon as it is three quarters
-full, a ``HashMap`` only when it is fuller; doubling reverses the order of some keys of a bucket; a
-copy of another map has a larger table than its entries require. Not modelled: buckets of nine and
-more keys in tables of 64 and more, which become trees; that needs deliberately colliding keys.
+This map differs from a ``HashMap`` (`java_map`) in three ways. The table doubles as soon as it is
+three quarters full, while that of a ``HashMap`` doubles only when it is fuller. Doubling reverses
+the order of some keys of a bucket. A copy of another map has a larger table than its entries
+require. Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a
+tree; this can happen only with deliberately colliding keys.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ table doubles when it is more than three quarters full; a bucket keeps the inser
 Overwriting keeps a key's position, removing keeps the capacity.
 
 Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a tree, whose
-order depends on its shape. That needs deliberately colliding keys.
+order depends on its shape. This can happen only with deliberately colliding keys.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
 """Categories of faults that are visible in a record's header alone."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
-"""Faults because of which a client's decoder drops this and every following message of a pull."""
+"""Faults that make a client's decoder drop this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 """Width in bits of the numeric properties that a broker parses when it checks a record: DELAY, and
 the two properties of an inner batch.

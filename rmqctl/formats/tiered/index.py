@@ -4,10 +4,11 @@ Both begin with the same header. The open form has 32-byte items chained from th
 compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x differs in
 a few details (see `OLD_SPARE`).
 
-The shape of an open file is not stored (§5.2). The number of slots determines the position of the
-newest item, and the item's hash determines which slot must contain the item's number: only the
-right number of slots fits. So the shape of a file with items can always be determined, but the
-shape of an empty file only if it has the default ratio of slots to items.
+The shape of an open file, that is, its numbers of slots and items, is not stored (§5.2). The number
+of slots determines the position of the newest item, and the item's hash determines which slot must
+contain the item's number: only the right number of slots fits. So the shape of a file with items
+can always be determined, but the shape of an empty file only if it has the default ratio of slots
+to items.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``config/tieredStoreMetadata.json``: a broker's knowledge of its tier (tiered.md §6, §16).
+"""``config/tieredStoreMetadata.json``: a broker's metadata about its tier (tiered.md §6, §16).
 
 The file is read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases. It is written in
 the form of 5.3.3, in the order of the broker's maps. A fault in a field is reported, and only the

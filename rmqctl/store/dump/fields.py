@@ -16,7 +16,9 @@ from rmqctl.scan.source import FileSource
 Row = dict[str, Any]
 
 SHOWN_BYTES = 64
-"""Maximum bytes of a field that are shown in hex, unless the user requests complete values."""
+"""Maximum number of bytes of a field that are shown in hex, unless the user requests complete
+values.
+"""
 CHUNK = 1 << 20
 
 

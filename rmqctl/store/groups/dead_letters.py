@@ -1,12 +1,11 @@
-"""Dead letters: the messages that a group gave up on, and the message objects for sending them
-again.
+"""Dead letters (messages that a group gave up on), and the message objects for sending them again.
 
 A broker puts a message that failed too often into ``%DLQ%group``, with its original topic
 (``RETRY_TOPIC``) and the id of its first copy (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
-command sends it again. The message built here is what a producer would send: the stored body, the
-client's flag, properties and unique key, and the born host and time, without anything that brokers
-and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter, so that the log itself
-shows what was requeued.
+command sends it again. The message built here is what a producer would send. It has the stored
+body, the client's flag, properties and unique key, and the born host and time, but nothing that
+brokers and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter, so that the log
+itself shows what was requeued.
 """
 
 from __future__ import annotations

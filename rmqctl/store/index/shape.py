@@ -3,9 +3,9 @@
 No file contains these two numbers, and the size of a file determines only one if the other is
 known. The content decides: with the right shape, every slot points to an entry whose hash belongs
 to that slot, every entry is reached exactly once, and entry 0 is unused. A wrong shape may match in
-a few slots, but never in all. For a damaged file, the shape that matches most of it is used. For a
-file without entries, the store's settings, other files and the default decide; otherwise the shape
-is unknown.
+a few slots, but never in all slots. For a damaged file, the shape that matches most of it is used.
+For a file without entries, the store's settings, other files and the default decide; otherwise the
+shape is unknown.
 """
 
 from __future__ import annotations

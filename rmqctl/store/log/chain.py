@@ -1,6 +1,6 @@
 """The entries of a DLedger log as a chain: the index of each entry is the index of the previous
 entry plus one, and its term is not less (spec: dledger.md §2). All members of a group have the same
-entries at the same byte offsets, up to the point where their logs diverge.
+entries at the same byte offsets, up to the offset at which their logs diverge.
 
 After damage the chain continues with the first entry that can follow the last intact entry. If a
 member's log was truncated, the bytes after its end remain in the file: stale entries, which are not

@@ -172,7 +172,7 @@ class CommitLog:
 
     def walk(self, start: int = 0, end: int | None = None, *,
              whole: bool = False) -> Iterator[Batch]:
-        """Yield all frames whose records start in ``[start, end)``, file by file, in physical
+        """Yield all records (in frames) that start in ``[start, end)``, file by file, in physical
         order.
 
         ``start`` may be any offset; the scan starts with the first frame at or after that offset.

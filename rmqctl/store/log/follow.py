@@ -29,7 +29,9 @@ _REMEMBERED = 256
 the offset from which to continue.
 """
 _MARK_SIZE = 80
-"""Bytes of a record's header that identify it: they include size, CRC, offsets and times."""
+"""Number of bytes at the start of a record that identify it; they include size, CRC, offsets and
+times.
+"""
 
 
 class _Mark(NamedTuple):

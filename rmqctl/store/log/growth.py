@@ -1,11 +1,11 @@
 """The readable part of a log that is being written, divided into slices at record boundaries.
 
 A broker writes front to back with one thread, so everything before a written byte is final. The
-first bytes that are not a complete record belong to the record that is being written. They count as
-damage only if the next file is in use, or if nothing has changed for a while and other records
-follow. A following record may be a copy in the body of the record being written, so it counts only
-if consume queue entries and index entries point to it; a broker adds these entries in the order of
-the log. Nothing is locked, and no file stays open between two calls.
+first bytes that are not a complete record normally belong to the record that is being written. They
+count as damage only if the next file is in use, or if nothing has changed for a while and other
+records follow. A following record may be a copy in the body of the record being written, so it
+counts only if consume queue entries and index entries point to it; a broker adds these entries in
+the order of the log. Nothing is locked, and no file stays open between two calls.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ MAX_OPEN = 128
 """Maximum number of queues that keep a file open: a process may have only 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
 _PAGE_OF_ONE = 200 * UNIT_SIZE
-"""Bytes that are read around a single entry, because adjacent entries are usually requested
-next.
+"""Number of bytes that are read around a single entry, because adjacent entries are usually
+requested next.
 """
 MAX_KEPT = 32 << 20
 """Maximum bytes of entries that all queues together cache."""

@@ -1,9 +1,9 @@
 """Entries of consume queue files and of index files as Arrow record batches.
 
-Each function reads a range of rows of one file, in batches of limited size, with the requested
-columns. Values that the path of the file determines (store, topic, queue id, file name) are not
-included. Bytes are not validated. A file that is too short has fewer rows; an incomplete row at its
-end is omitted. An unreadable file raises StoreIOError.
+Each function reads a range of entries of one file as rows, in batches of limited size, with the
+requested columns. Values that the path of the file determines (store, topic, queue id, file name)
+are not included. Bytes are not validated. A file that is too short has fewer rows; an incomplete
+row at its end is omitted. An unreadable file raises StoreIOError.
 """
 
 from __future__ import annotations
