@@ -2,7 +2,7 @@
 
 Two versions, the profiles, are imitated completely and tested against files written by these
 brokers. Any other release uses the profile of its line, with the known differences at startup.
-`DIFFERENCES` contains these, and the differences that rmqctl does not cover.
+`DIFFERENCES` contains all known differences, including those that rmqctl does not cover.
 
 spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """

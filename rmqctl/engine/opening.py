@@ -2,9 +2,9 @@
 dispatching again, and the repairs that an unclean shutdown makes necessary (spec: recovery.md
 §3-§6).
 
-The end of the log is the one that a broker finds. If a broker would truncate intact messages, the
-store is rejected, because appending would overwrite them. Nothing is deleted: torn bytes and
-doubtful index files are moved to ``.rmqctl/aside``.
+The end of the log is the offset at which a broker's recovery ends the log. If a broker would
+truncate intact messages, the store is rejected, because appending would overwrite these messages.
+Nothing is deleted: torn bytes and doubtful index files are moved to ``.rmqctl/aside``.
 """
 
 from __future__ import annotations
@@ -345,8 +345,8 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool
     These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
     last file. A broker does not change them; but if a shorter record were written over them, the
     remaining bytes would look like damage. The bytes to zero may fill an entire file, so they are
-    copied and overwritten in blocks. With ``cut_off``, a repair truncated these bytes, and the note
-    on them remains until `forget_cut_off`.
+    copied and overwritten in blocks. ``cut_off``: whether a repair truncated these bytes; if so,
+    the note on them is kept until `forget_cut_off` removes it.
     Raises: StoreIOError.
     """
     file = store.log.file_of(end)

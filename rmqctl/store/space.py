@@ -47,8 +47,8 @@ class TopicSpace:
 class Growth:
     """The growth of a log. ``first``, ``last``: the store times (ms) of the first and last message;
     ``bytes``: the bytes of the log between them; ``per_day``: bytes per day. ``recent_per_day``:
-    bytes per day since ``recent_from``, the start of the last file that begins a day or more before
-    the end. A rate is None if its two times are less than a minute apart.
+    bytes per day since ``recent_from``, the start time of the last file that begins a day or more
+    before ``last``. A rate is None if the time over which it is computed is less than a minute.
     """
 
     first: int | None = None

@@ -4,7 +4,7 @@ No file of a store contains the broker's version. A hint is data that only some 
 store that was upgraded has hints of several releases. `info` shows the hints; everything else
 (`rmqctl.store.store.Store.generation`, predictions, repairs) uses `evidence`.
 
-``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
+In this module, ``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Derived:
     (bool): whether the message gets consume queue entries. ``key_row`` and ``key_hash`` have an
     element for each key of an indexed message, in index order: the number of the message, and the
     hash in the index entry. ``inner``: (first queue offset, number of queue offsets) of each
-    message for a batch queue; None if every message is a single one.
+    message for a batch queue; None if every message is a single message.
     """
 
     topics: list[bytes]

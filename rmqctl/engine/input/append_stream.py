@@ -1,6 +1,7 @@
-"""Append messages from lines of text. An engine writes them; as in a broker, the topics in
-config/topics.json apply, and topics are created if needed. A dry run uses the complete put path on
-a store opened read-only: its results, including offsets and message ids, are those of a real run.
+"""Append messages from lines of text. The messages are written by an engine. As in a broker, the
+topics in config/topics.json apply, and topics are created if needed. A dry run uses the complete
+put path on a store opened read-only: its results, including offsets and message ids, are those of a
+real run.
 
 If a line is not a message, or its message is rejected, the line is skipped or ends the run, as the
 caller chose. Messages that were written before it are kept.

@@ -1,9 +1,9 @@
 """Put single messages: admission, rewriting, encoding, and the counter of the queue.
 
-With the kernel extension, `SingleMessages.put_all` puts ordinary messages by column (`columns`):
-their topics, flags and hosts were checked before, and their numbers and texts cannot be invalid.
-`SingleMessages.put` performs all steps, for any other message. A test ensures that both methods
-write the same bytes.
+With the kernel extension, `SingleMessages.put_all` puts ordinary messages by column (`columns`). A
+message is ordinary if its topic, flags and hosts were already checked, and its numbers and texts
+cannot be invalid. `SingleMessages.put` performs all steps for any other message. A test ensures
+that both methods write the same bytes.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 def clock_went_back(time: Any, behind: Any) -> Any:
     """Return whether a message's store time is half a year or more after the store time of the next
-    message, because the clock was fast before or slow afterwards. A clock that was never set is
-    reported as `EARLY` instead.
+    message. This shows that the clock was fast before or slow afterwards. A clock that was never
+    set is reported as `EARLY` instead.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 

@@ -2,7 +2,7 @@
 the copies that groups sent back.
 
 A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
-consumers, which a store cannot replace: whether a tag filter skipped the message
+consumers for facts that a store does not contain: whether a tag filter skipped the message
 (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or are offline.
 """
 

@@ -4,8 +4,8 @@ No file contains these two numbers, and the size of a file determines only one i
 known. The content decides: with the right shape, every slot points to an entry whose hash belongs
 to that slot, every entry is reached exactly once, and entry 0 is unused. A wrong shape may match in
 a few slots, but never in all slots. For a damaged file, the shape that matches most of it is used.
-For a file without entries, the store's settings, other files and the default decide; otherwise the
-shape is unknown.
+The shape of a file without entries is determined from the store's settings, other files or the
+default; if these are not sufficient, it is unknown.
 """
 
 from __future__ import annotations

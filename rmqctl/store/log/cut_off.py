@@ -1,5 +1,5 @@
-"""The note on a log that a repair has truncated, which is kept while the truncated bytes are still
-in the file.
+"""The note that a repair writes when it truncates a log, and that is kept while the truncated bytes
+are still in the file.
 
 A broker that truncates its log keeps the truncated bytes in the file, as well as the entries and
 index entries that point to them (spec: recovery.md §3). A repair that imitates the broker's

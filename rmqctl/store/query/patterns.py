@@ -18,8 +18,8 @@ MAX_SECONDS = 5.0
 largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6
-"""Seconds per searched character in the time limit for all searches of one pattern, which is
-`MAX_SECONDS` plus this time. Most patterns need a hundredth of it.
+"""The time limit for all searches of one pattern together is `MAX_SECONDS` plus this number of
+seconds for each searched character. Most patterns need a hundredth of that time.
 """
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}
