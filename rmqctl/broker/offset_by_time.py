@@ -1,4 +1,4 @@
-"""The queue offset at a time, as brokers answer it (spec: consumequeue.md §7, §9).
+"""The queue offset that brokers return for a time (spec: consumequeue.md §7, §9).
 
 4.9.3 returns the entry nearest in time, and uses the files' modification times to choose a file;
 5.1.1 and later return the lower or upper boundary. This module reproduces both, including their

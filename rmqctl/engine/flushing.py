@@ -1,8 +1,8 @@
 """Flush a complete store to disk, then update its checkpoint (``rmqctl flush``; spec: recovery.md
 §11).
 
-Only the operating system knows which files are dirty, so every file and folder is flushed; this
-costs nothing if it is clean. The checkpoint is advanced only up to data that is on disk.
+Only the operating system knows which files are dirty, so every file and folder is flushed; flushing
+a clean one costs nothing. The checkpoint is advanced only up to data that is on disk.
 """
 
 from __future__ import annotations

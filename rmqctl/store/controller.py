@@ -134,7 +134,8 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
     """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs.
 
     The consistent point is the end of the greatest epoch that starts at the same offset in both
-    replicas. If this epoch ends at different offsets, it is the smaller of the two (dledger.md §8).
+    replicas. If this epoch ends at different offsets, the consistent point is the smaller offset
+    (dledger.md §8).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))

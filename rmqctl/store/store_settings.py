@@ -1,8 +1,7 @@
 """The settings in ``STORE/.rmqctl/store.json``: the configuration for which a store was created.
 
-`init` writes this file; a broker does not use it. Its values are no proof, so they are used only if
-the files of the store do not determine a value. A damaged or invalid file is reported and otherwise
-ignored.
+`init` writes this file; a broker does not use it. A value in this file is used only if the other
+files of the store do not determine it. A damaged or invalid file is reported and otherwise ignored.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ class IndexFileWriter:
     def load(cls, path: str, shape: IndexShape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
         """Load a file from disk.
 
-        ``repair``: if the process was killed after it wrote the slots and before it wrote the
-        header, reset the slots that point to entries which the header does not count: follow their
-        chains back to the newest counted entry.
+        ``repair``: whether to reset slots that point to entries which the header does not count,
+        because the process was killed after it wrote the slots and before it wrote the header. Such
+        a slot is reset to the newest counted entry in its chain.
         Raises: RefusedError if the file's size does not match ``shape``.
         """
         with FileSource(path) as source:

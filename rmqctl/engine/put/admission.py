@@ -292,9 +292,9 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
                 multi_dispatch: bool = False) -> PutResult | None:
     """Check sizes (in bytes) against the limits of the encoder.
 
-    ``properties``: including the separator and the reserved bytes of an appended CRC. ``record``:
-    the complete record. ``multi_dispatch``: whether the properties were rebuilt with the offsets of
-    other queues; then other limits and statuses apply.
+    ``properties``: size of the properties, including the separator and the reserved bytes of an
+    appended CRC. ``record``: size of the complete record. ``multi_dispatch``: whether the
+    properties were rebuilt with the offsets of other queues; then other limits and statuses apply.
     """
     profile, limit = settings.profile, settings.max_message_size
     room = min(limit + profile.body_room, MAX_INT)

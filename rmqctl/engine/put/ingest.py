@@ -262,8 +262,8 @@ def batches(items: Iterable[_Put], limit: int,
     batch.
 
     The order of messages does not change, and the records of a batch have at most ``room`` bytes. A
-    message whose neighbors do not fit is yielded alone; so are batches, records, and messages that
-    a broker rejects in a batch or treats in a special way.
+    message that cannot be joined with a neighbor is yielded alone; so are batches, records, and
+    messages that a broker rejects in a batch or treats in a special way.
     """
     run: list[Outgoing] = []
     shared: tuple[object, ...] | None = None

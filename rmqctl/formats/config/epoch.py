@@ -85,8 +85,8 @@ def parse(data: bytes) -> list[Epoch]:
 
 
 def stops_broker(data: bytes) -> str | None:
-    """Return why a broker exits when it reads such a file; None if the broker reads the file or its
-    backup.
+    """Return the reason why a broker exits when it reads such a file; None if the broker can read
+    the file or its backup.
 
     Only an IOException (wrong count, wrong CRC, invalid UTF-8) makes the broker read the backup.
     The NumberFormatException for a missing or non-numeric line is not caught.

@@ -283,9 +283,9 @@ def _heads(batch: Batch) -> ChainEntries:
 
 
 class LeftOver(NamedTuple):
-    """The stale entries that remain after the end of a log since the member was truncated. ``end``:
-    the byte offset after the last entry of the log; ``number`` and ``term``: the index and the term
-    of that last entry; ``count``: the number of stale entries.
+    """The stale entries after the end of a log, which remain because the log of the member was
+    truncated. ``end``: the byte offset after the last entry of the log; ``number`` and ``term``:
+    the index and the term of that last entry; ``count``: the number of stale entries.
     """
 
     end: int

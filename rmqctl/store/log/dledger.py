@@ -1,9 +1,9 @@
 """The files that DLedger keeps beside the data of a log: index, checkpoint and term (spec:
 dledger.md §1, §3).
 
-The index has a unit of 32 bytes for each entry; that of entry i starts at byte 32 i. Only a broker
-writes units, and a message sender cannot forge them, so each unit proves the position of an entry,
-as a consume queue entry does for a message.
+The index has a unit of 32 bytes for each entry; the unit of entry i starts at byte 32 i. Only a
+broker writes units, and a message sender cannot forge them, so each unit proves the position of an
+entry, as a consume queue entry does for a message.
 """
 
 from __future__ import annotations

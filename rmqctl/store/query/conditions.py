@@ -1,6 +1,6 @@
 """Conditions on messages: one field, an operator, a value.
 
-Fields are those of the message object, ``property.NAME`` for one property and ``body.PATH`` for a
+A field is a field of the message object, ``property.NAME`` for one property, or ``body.PATH`` for a
 field of the decoded body. A condition is evaluated for an entire page of messages at once. A text
 is extracted from a record only if the record contains the bytes of the wanted value
 (`Page.candidates`).

@@ -159,8 +159,8 @@ def _may_have(codes: Array, tags: Collection[int]) -> Array:
     hashes, according to the row's tags code.
 
     A code that is not a hash is a time or an address in ConsumeQueueExt. A code that no other row
-    of the page has may be damaged. In both cases the result is true, so that the message is read
-    and decides.
+    of the page has may be damaged. In both cases the result is true, so that the message itself is
+    read and checked.
     """
     codes = codes.astype(np.int64)
     order = np.argsort(codes, kind="stable")
