@@ -1,8 +1,8 @@
 """The ``checkpoint`` page (spec: checkpoint-and-small-files.md §1).
 
-Three fields up to 4.9.x, a fourth from 5.0.0, a fifth from 5.1.1. An older release does not change
-the bytes of fields that it does not know, so a later field is meaningful only if a broker that
-knows it wrote the file.
+It has three fields up to 4.9.x, a fourth from 5.0.0, and a fifth from 5.1.1. An older release does
+not change the bytes of fields that it does not know, so a later field is meaningful only if a
+broker that knows it wrote the file.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ dtype, slot_dtype = ENTRY.dtype, SLOT.dtype
 
 
 class IndexShape(NamedTuple):
-    """The two numbers that determine the layout of an index file. They are not stored
-    in the file.
+    """The numbers of slots and entries, which determine the layout of an index file. They are not
+    stored in the file.
     """
 
     slots: int

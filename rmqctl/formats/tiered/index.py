@@ -134,8 +134,8 @@ MAX_SLOT_ITEMS = 1024
 
 
 class TieredIndexShape(NamedTuple):
-    """The two numbers that determine the layout of a file; neither is stored in the file. ``old``:
-    whether the file is from 5.1.x.
+    """The numbers of slots and items, which determine the layout of a file; neither is stored in
+    the file. ``old``: whether the file is from 5.1.x.
 
     Items of the open form are numbered from 1 (5.1.x: from 0); number 0 is never used (≥ 5.2.0).
     """

@@ -91,8 +91,8 @@ class StoredOffsets:
 @dataclass(frozen=True, slots=True)
 class UnreadCounts:
     """The queues in which a group has unconsumed messages. ``starts``: the first unconsumed queue
-    offset of each; ``without``: the queues in which the group has no consumer offset. ``notes``:
-    remarks for the user.
+    offset of each of these queues; ``without``: the queues in which the group has no consumer
+    offset. ``notes``: remarks for the user.
     """
 
     starts: Mapping[QueueKey, int]

@@ -1,4 +1,5 @@
-"""Following a store to which a broker appends: new messages are yielded once they are complete.
+"""Reader of the new messages of a store to which a broker appends; a message is yielded once it is
+complete.
 
 `GrowingLog` determines the current end of the log. If the last shown messages are no longer at
 their offsets, the log was truncated or recreated.
