@@ -143,8 +143,8 @@ def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """Return the indexes that sort the keys, and the borders of equal keys in the sorted order: the
-    position of each key's first occurrence, and the end. Equal keys keep their order.
+    """Return two arrays: the indexes that sort the keys (equal keys keep their order), and, in the
+    sorted order, the position of each key's first occurrence, followed by the end.
     """
     # Use the smallest type: numpy sorts types of one or two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")

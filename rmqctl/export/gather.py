@@ -1,10 +1,9 @@
-"""Files of partitions that have few messages in each range of a log.
+"""Write the files of partitions that have few messages in each range of a log.
 
-Tasks of ranges spill these messages (`rmqctl.export.spill`), divided into buckets by partition. A
-further task writes the files of one bucket in log order. Each partition gets a file, and another
-file after every `MAX_FILE_BYTES`. If a range has its own file of a partition, the messages before
-and after that file go into separate files, so that the order of the file names is also the log
-order.
+The tasks that read ranges spill these messages (`rmqctl.export.spill`), divided into buckets by
+partition. For each bucket, a further task then writes the files of its partitions, in log order. A
+file ends after `MAX_FILE_BYTES`, and where a range has written its own file for the partition. So
+the order of a partition's file names is also the log order.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Extensions: what most people who look at a store, or repair one, never need.
+"""Extensions: features that most people who inspect or repair a store never need.
 
-The core imports none of them. A command imports its extension when it runs; where the folder of
-one is missing, everything else works and that command says so (docs/explanation/architecture.md).
+The core imports no extension; a command imports its extension when it runs. If the folder of an
+extension is missing, its commands report this, and everything else works
+(docs/explanation/architecture.md).
 """

@@ -285,7 +285,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLay
 
     The header is printed once. The first page determines the widths of the columns. They become
     larger on a page with longer cells, but never smaller, so that columns are aligned in nearly all
-    cases. From the first page with lines longer than ``limit`` on, the table is fitted to
+    cases. If a page has lines longer than ``limit``, this page and all later pages are fitted to
     ``limit``.
     """
     # The first page decides the columns and which of them are right-aligned.

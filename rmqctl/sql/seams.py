@@ -43,8 +43,8 @@ Proof = Callable[[Record], bool]
 
 
 class QueueProof:
-    """Proof by consume queue: whether the entry at a record's queue offset has exactly the physical
-    offset and size of the record.
+    """Proof of a record by its consume queue: whether the entry at the record's queue offset
+    contains exactly the record's physical offset and size.
 
     The files of each queue are listed once, and cached for a bounded number of queues. An
     unreadable queue proves nothing.
@@ -91,13 +91,13 @@ class Seams:
         self._source, self._proof = source, proof
 
     def at(self, cut: int) -> int:
-        """Return the seam of ``cut``: the first frame border at or after this position, as in a
-        walk over the complete file.
+        """Return the seam of ``cut``: the start of the first frame at or after this position. It is
+        the same frame that a walk over the complete file would find.
 
-        The walk to the cut starts at the first of these that is possible: 1. a proven record at
-        most 16 MiB before the cut; 2. the file's start, if the cut is near it; 3. unproven records,
-        found by resync at several distances before the cut, if the walks from all of them end at
-        the same seam; 4. the file's start.
+        The walk to the cut starts at the first of these positions that is available: 1. a proven
+        record at most 16 MiB before the cut; 2. the file's start, if the cut is near it; 3.
+        unproven records, found by resync at several distances before the cut, if the walks from all
+        of them end at the same seam; 4. the file's start.
         Raises: StoreIOError if the file cannot be read or has shrunk.
         """
         if cut <= 0:

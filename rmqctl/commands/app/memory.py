@@ -1,4 +1,4 @@
-"""Check for enough memory before numpy is loaded, and recognition of out-of-memory errors.
+"""Check that there is enough memory before numpy is loaded, and recognize out-of-memory errors.
 
 OpenBLAS, which numpy contains, ends the process with exit code 1 if it cannot allocate memory. In
 rmqctl, exit code 1 means "findings". So if the address space is limited (``ulimit -v``), rmqctl

@@ -77,8 +77,8 @@ def command(
 
 
 def bound(server: Any) -> None:
-    """Limit the library's HTTP ``server`` to `MAX_CONNECTIONS`, and to waiting `MAX_WAIT_S` for a
-    client.
+    """Limit the number of connections of the library's HTTP ``server`` to `MAX_CONNECTIONS`, and
+    the time for which it waits for a client to `MAX_WAIT_S`.
 
     The server starts a thread for each connection, which by default waits forever if the client
     sends nothing. At the limit, a new connection closes the oldest one. This does not affect normal

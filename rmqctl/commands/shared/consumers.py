@@ -47,8 +47,8 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """Return the table row for a group's queue. ``lost``: number of lost messages; ``unread``: how
-    many of the lost messages the group has not read; ``twice``: number of redelivered messages.
+    """Return the table row for a group's queue. ``lost``: number of lost messages; ``unread``:
+    number of lost messages that the group has not read; ``twice``: number of redelivered messages.
     """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,

@@ -299,8 +299,8 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
               asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Check the tier in a store, if any. Return ``own``, the verdict on the store without its tier,
-    with the tier's results added. ``asked``: whether the user named the tier, so that its
+    """Check the tier in a store, if any, and add the results to ``own``, the verdict on the rest of
+    the store. Return the complete verdict. ``asked``: whether the user named the tier, so that its
     absence is reported. ``in_baseline``: returns whether a finding is in the baseline.
     """
     try:

@@ -35,8 +35,7 @@ Position = Any
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
 """Function called repeatedly during a read, with the number of bytes or rows read since the last
-call. It raises
-`ReadCancelled` when the result is no longer wanted.
+call. It raises `ReadCancelled` when the result is no longer needed.
 """
 
 

@@ -158,13 +158,14 @@ class AddressConnections:
         """Give a place to a new connection. Return False if this is impossible.
 
         If the newcomer's address has reached its share, an idle connection of this address is
-        closed to free its place. If all places are taken, an idle connection is closed that belongs
-        to an address with at least as many connections as the newcomer's address; addresses with
-        more connections come first.
+        closed to free its place. If all places are taken, an idle connection of another address is
+        closed. Only addresses with at least as many connections as the newcomer's address are
+        considered, those with the most connections first.
 
-        If no such connection is idle, the address with the most connections loses the one that has
-        been silent for the longest time. This requires that the address has clearly more
-        connections than the newcomer's address, or that it has no fewer and the silence is long.
+        If none of their connections is idle, the address with the most connections loses the
+        connection that has been silent for the longest time, in two cases: the address has clearly
+        more connections than the newcomer's address, or it has at least as many and the silence is
+        long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -217,9 +218,8 @@ def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """A maximum number of waiting requests or streams. Unlike in `AddressConnections`, nothing is
-    closed to
-    make space for new ones.
+    """A maximum number of waiting requests or streams. Unlike in `AddressConnections`, none of them
+    is closed to make space for a new one.
     """
 
     def __init__(self, most: int, part: float = 1.0) -> None:

@@ -1,13 +1,13 @@
 """The order in which requests are answered and connections are read: fair queuing.
 
-Clients share the time of the event loop, and the number of bytes that it receives. A waiting client
-gets its turn at a certain virtual time. Virtual time passes more slowly the more clients wait. The
-virtual time for which a client waits is proportional to the expected length of its turn. So a
-client with short turns waits only briefly, no matter how many others wait, and clients with long
-turns still get theirs. Time is shared first among client addresses, then among the connections of
-each address, so that many connections of one address get no more time than a single connection of
-another. The length of a connection's first turn is unknown. So each round includes some first
-turns, alternately of the newest and the oldest connection.
+Clients share two resources of the event loop: its time, and the number of bytes that it receives.
+The order of their turns is determined by a virtual clock, which runs more slowly the more clients
+wait. By this clock, a client waits for a time that is proportional to the expected length of its
+turn. So clients with short turns wait only briefly, and clients with long turns still get their
+turns. Time is shared first among client addresses, then among the connections of each address: many
+connections of one address get no more time than a single connection of another. The length of a
+connection's first turn cannot be predicted, so each round includes some first turns, alternately of
+the newest and the oldest connection.
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     queue offset of the first message must follow ``last`` or repeat an earlier offset, unless the
     message begins the file; each further message must have the next queue offset.
 
-    A sender can put a record with all these values into a message body. So a message must also
-    start at the start of the range, at the end of the previous message, or where bytes that begin
-    before the damage are repeated. ``most``: maximum number of candidates to try.
+    A sender can put a record with all these values into a message body. So a message must also be
+    in one of three positions: at the start of the range, at the end of the previous message, or at
+    the second copy of bytes whose first copy begins at or before one of these two positions.
+    ``most``: maximum number of candidates to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length

@@ -1,4 +1,5 @@
-"""Evidence of message offsets from the units of a queue and the index items of its broker.
+"""Evidence for the offsets of messages, from the units of a queue and the index items of its
+broker.
 
 This is the tier's counterpart of `rmqctl.store.log.witness`. It is used only after damage in a
 commit log, to decide whether a frame is a message or part of a message body: a frame in a body has

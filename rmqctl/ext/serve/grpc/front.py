@@ -533,9 +533,8 @@ class Pipe(asyncio.Protocol):
 
     def _acknowledgement(self, at: int, end: int) -> int:
         """Find the client's acknowledgement of the core's settings in the frames after the header
-        at ``at``, and move it before this header, because the core limits the size of headers only
-        once it has received the acknowledgement. Return the position of the end of the frames that
-        may be forwarded.
+        at ``at``, and move it before this header. The core limits the size of headers only after it
+        has received the acknowledgement. Return the end of the frames that may be forwarded.
         Raises: FrameError.
         """
         place = max(end, at + self._scanned)

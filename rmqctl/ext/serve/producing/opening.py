@@ -98,9 +98,9 @@ def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: ServedStore, positions: Positions) -> None:
-    """Write the consumer offsets to ``config/consumerOffset.json``: committed offsets, and the
-    offsets in the store for queues without a committed offset. The latter are kept even if the
-    server was started to ignore them.
+    """Write the consumer offsets to ``config/consumerOffset.json``. A queue without a committed
+    offset keeps its offset in the store, even if the server was started to ignore the store's
+    offsets.
 
     If ``lmqConsumerOffset.json`` exists, write this file as well: brokers with ``enableLmq`` read
     it instead. It contains a single offset for each light group. Another thread may call this

@@ -66,8 +66,8 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
     """Return the queues from which a client of a POP group reads: those that `share` assigns to it
-    and to the next ``shared`` clients. If this would be all queues, or if ``shared`` is not
-    positive, return one entry for each broker, which means any of its queues.
+    and to the next ``shared`` clients. If these are all queues, or if ``shared`` is not positive,
+    return one entry for each broker, which means any of its queues.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}

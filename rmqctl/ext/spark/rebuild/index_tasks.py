@@ -129,8 +129,8 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return how many of the first spools a task does not need, and the number of the first entry
-    after these spools. ``keys``: number of index keys in each spool.
+    """Return the number of spools, from the first on, that a task does not need, and the number of
+    the first entry after these spools. ``keys``: number of index keys in each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):

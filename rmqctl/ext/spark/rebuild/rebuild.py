@@ -3,9 +3,9 @@ identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
 
 First, a task for each range of the log writes the derived entries to a spool, by group of queues.
 Then tasks write the queues of a group, or some index files, from the spools in log order. The
-driver only checks the borders between ranges, sums the results, and moves folders. All workers must
-see stores and scratch folder under the same paths. During the rebuild, spools need about 60 bytes
-per message on the disk of the scratch folder.
+driver only checks the boundaries between ranges, sums the results, and moves folders. All workers
+must see stores and scratch folder under the same paths. During the rebuild, spools need about 60
+bytes per message on the disk of the scratch folder.
 """
 
 from __future__ import annotations

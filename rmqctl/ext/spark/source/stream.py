@@ -2,9 +2,9 @@
 once.
 
 An offset of the stream contains, for each store, the physical offset up to which the log was read,
-which is always a frame border (the end of a frame). The next border is found by scanning from the
-previous border, so no task searches for the start of a record. The rows of a batch depend only on
-the start offset and the end offset of the batch, and on the logs.
+which is always the end of a frame. The end of the next batch is found by scanning frames from
+there, so no task searches for the start of a record. The rows of a batch depend only on the start
+offset and the end offset of the batch, and on the logs.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class AppendFile:
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
         """Append the records in ``data``. ``ends``: the position after each record; ``times``: the
-        store time of each record. No record may be larger than the limit.
+        store time of each record. No record may be larger than the segment size limit.
         Raises: StoreIOError.
         """
         view = memoryview(data)

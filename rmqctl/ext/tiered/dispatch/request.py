@@ -191,8 +191,8 @@ def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
     uses the store's own metadata (``opened``).
 
     A tier has its own metadata if a dispatch created its ``config/``, or if the store's metadata
-    belongs to another tier. It belongs to another tier if it lists segments with data, and either
-    the store contains a tier, or ``tier`` is still empty.
+    belongs to another tier. That is the case if the store's metadata lists segments with data
+    although ``tier`` is still empty, or although the store itself contains a tier.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)

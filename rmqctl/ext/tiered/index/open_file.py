@@ -6,8 +6,8 @@ next. If the process is killed in between, at most links to the last items are m
 file repairs them.
 
 Every item points to the previous item of its slot. `link` finds the previous items of a block by a
-stable sort of the block by slot: an item's previous item is in front of it in the sorted block. The
-first item of a slot in the block points to the item to which the slot pointed.
+stable sort of the block by slot: in the sorted block, each item directly follows its previous item.
+The first item of each slot in the block points to the item to which the slot pointed before.
 """
 
 from __future__ import annotations

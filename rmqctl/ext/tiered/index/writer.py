@@ -27,23 +27,24 @@ _SECOND = 1000
 class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape``: number of slots and items, as configured. The name of a new file is a time (ms):
-    normally the time that ``clock`` returns. Names are larger than ``after`` and the names of all
-    existing files. If no file exists, the first file is created at once, as at a broker's startup.
-    Data is durable after `commit`. In addition, a file is committed about once per million items
-    and when it is full. A commit may write all slots (8 bytes each), so it should cover many
-    messages.
+    ``shape``: number of slots and items, as configured. Each file is named with a time (ms), by
+    default the current time from ``clock``. The name of a new file is always larger than ``after``
+    and than the names of all existing files. If no file exists, the first file is created at once,
+    as at a broker's startup. Data is durable after `commit`. A file is also committed
+    automatically, about once per million items and when it is full. A commit may write all slots (8
+    bytes each), so call it only after many messages.
 
-    If ``oldest`` (ms) is given, names are store times, not times of the clock: the first file gets
-    the name ``oldest``, and each further file the store time of its oldest message. A broker
-    searches for a key only in files whose names are in the requested time window. For expired
-    messages this window ends at the first message of the local store (§11). If the name were the
-    time of a late dispatch, a broker would never search the file.
+    If ``oldest`` (ms) is given, files are named with store times instead of the current time: the
+    first file with ``oldest``, and each further file with the store time of its oldest message.
+    This matters because a broker searches for a key only in files whose names are in the requested
+    time window, and for expired messages this window ends at the first message of the local store
+    (§11). If messages were dispatched late and their file was named with the current time, a broker
+    would never search the file.
 
-    ``dropped``: number of keys without an item. These are keys with the hash -2^31, unless the
-    number of slots divides 2^31 (a broker also drops the following keys of the message), and the
-    keys of messages with more keys than fit into a file. Files of 5.1.x (``0000``, ``1111``) are
-    ignored.
+    ``dropped``: number of keys for which no item was added, for one of two reasons: the number of
+    slots does not divide 2^31 and the key has the hash -2^31 (a broker then also drops the
+    message's following keys), or a message has more keys than fit into a file.
+    Files of 5.1.x (``0000``, ``1111``) are ignored.
 
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """

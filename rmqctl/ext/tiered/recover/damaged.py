@@ -174,9 +174,10 @@ def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: in
 
 def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
              runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
-    """Return the lost range from the byte ``start`` to the run ``following``; None if the number of
-    missing queue offsets does not fit the number of bytes. The range contains the runs ``[stray,
-    following)``, each a single message with a wrong queue offset.
+    """Return the lost range that begins at the byte ``start`` and ends where the run ``following``
+    begins. Return None if the number of missing queue offsets does not fit the number of bytes.
+    Each of the runs ``[stray, following)``, which are in the range, is a single message with a
+    wrong queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]

@@ -66,7 +66,7 @@ class RecoveredIndex(Changes):
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
     """Examine the index files. With ``changes``, plan to move aside damaged files and empty files,
-    but not the empty files that a broker left according to the metadata. Raises: StoreIOError.
+    except empty files that, according to the metadata, a broker left. Raises: StoreIOError.
     """
     # Local files, not uploaded.
     out = RecoveredIndex()
@@ -372,10 +372,10 @@ class IndexedItems:
 
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
-    """Return three times: the largest store time of a file's items, and its lower and upper bound,
-    which are computed from the items. The first value is the header's end time; if that is before
-    the lower bound, it is the upper bound. A broker loses the end time when it reopens a file
-    (tiered.md §5.1).
+    """Return the largest store time of a file's items, and a lower and an upper bound of this time,
+    which are computed from the items. The largest store time is taken from the header's end time.
+    If the end time is before the lower bound, the upper bound is returned instead, because a broker
+    loses the end time when it reopens a file (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp

@@ -157,8 +157,8 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 
 def count_topic_ids(files: Iterable[TierIndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
-    """Return {topic: {id: count}}: how many items with this id point to a message that is of this
-    topic and has the item's key. Unreadable items and messages are not counted.
+    """Return {topic: {id: count}}. ``count``: number of items with this topic id that point to a
+    message of this topic with the item's key. Unreadable items and messages are not counted.
     """
     samples: dict[int, list[tuple[int, int, int, int]]] = {}
     for file in files:

@@ -67,11 +67,12 @@ class TimeSpan:
 
 
 class SegmentTimes:
-    """Collector of the store times of a queue's messages, by segment of its two flat files.
+    """Collects the store times of a queue's messages, for each segment of its two flat files.
 
-    A broker enters into the metadata the least and greatest value at byte 56 of the messages; 5.1
-    and 5.2 enter the first and last value. After a crash the values may cover a part of the segment
-    or be unset. So only times outside the range of the messages' times are wrong.
+    The metadata contains two times for each segment: the least and the greatest value at byte 56 of
+    its messages (5.1 and 5.2: the first and the last value). After a crash these times may cover
+    only a part of the segment, or be unset. So a time is only wrong if it is outside the range of
+    the messages' times.
     """
 
     def __init__(self, queue: FlatQueue) -> None:
