@@ -164,14 +164,14 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         folders: Sequence[str] = (), complete: str | None = None) -> None:
     """Show the plan of the command ``name`` for a store; with ``--apply``, carry it out.
 
-    ``propose``: returns the plan; it may create files in the scratch folder that it receives. If
-    the plan is only shown, this is a temporary folder, with the parent ``scratch_above`` (None: the
-    system's default). With ``--apply``, it is a folder on the store's file system, created under
-    the store's lock. ``resume``: the folder may contain files of an interrupted run, and is kept if
-    this run is interrupted. ``tier``: facts about the tier if ``store_root`` is the root of a tier.
-    ``writes``: structures that must be in a writable form (None: all); ``made_anew`` and ``mends``:
-    see `Layout.require_writable`. ``folders``: log folders that options name. ``complete``: id of
-    the interrupted repair to complete without asking.
+    ``propose``: function that returns the plan. It receives a scratch folder, in which it may
+    create files: if the plan is only shown, a temporary folder below ``scratch_above`` (None: the
+    system's default); with ``--apply``, a folder on the store's file system, created under the
+    store's lock. ``resume``: whether the scratch folder may contain files of an interrupted run,
+    and is kept if this run is interrupted. ``tier``: facts about the tier if ``store_root`` is the
+    root of a tier. ``writes``: structures that must be in a writable form (None: all);
+    ``made_anew`` and ``mends``: see `Layout.require_writable`. ``folders``: log folders that
+    options name. ``complete``: id of the interrupted repair to complete without asking.
 
     Asks for confirmation on a terminal, unless ``--yes`` is given or the output is data. Without a
     terminal, ``--apply`` is enough, because `undo` reverts everything.

@@ -83,7 +83,9 @@ class CronOptions(OptionGroup):
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
     def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
-        """Write the baseline file for ``--update-baseline``; else count accepted findings gone."""
+        """With ``--update-baseline``, write the baseline file; otherwise print the number of
+        accepted findings that no longer occur.
+        """
         from rmqctl.checks.verify.baseline import save
 
         gone = sum(baseline.gone for baseline in baselines)

@@ -40,19 +40,19 @@ _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholde
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, and what a command shows with it: ``fields`` of the JSON document, and a ``summary``
-    above the actions on the page for people.
+    """A plan, and what a command shows with it: ``fields`` for the JSON document, and a ``summary``
+    above the actions on the human-readable page.
 
     ``ends_with``: exit code after the plan was shown or applied. ``impact``: affected messages, if
     other than those in the plan. ``instead``: words of the command to run instead of ``--apply``.
-    ``refused``: why ``--apply`` rejects the plan. ``choice``: alternatives, of which the user must
-    add one to the command line; ``why_choose``: what they decide. ``unfinished``: description of an
-    interrupted repair. ``moved``: all files that are moved aside. ``is_repair``: the plan is step 3
-    (repair) of the four steps. ``tail``: the damaged end of the log, which could be truncated
-    instead. ``room``: disk space that the plan needs. ``listed``: tables above the actions, each
-    (heading, rows, columns). ``also``: text to add to the verdict. ``checked_by``: words of the
-    command that checks the store afterwards. ``purges``: kept files are deleted, so `undo` cannot
-    revert the plan.
+    ``refused``: why ``--apply`` rejects the plan. ``choice``: alternative options, one of which the
+    user must add to the command line; ``why_choose``: what this choice decides. ``unfinished``:
+    description of an interrupted repair. ``moved``: all files that are moved aside. ``is_repair``:
+    whether the plan is step 3 (repair) of the four steps. ``tail``: the damaged end of the log,
+    which could be truncated instead. ``room``: disk space that the plan needs. ``listed``: tables
+    above the actions, each (heading, rows, columns). ``also``: text to add to the verdict.
+    ``checked_by``: words of the command that checks the store afterwards. ``purges``: whether kept
+    files are deleted, so that `undo` cannot revert the plan.
     """
 
     plan: Plan
@@ -282,7 +282,9 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the command to run next, if any. ``where``: sentence with its number of four steps."""
+    """Show the command to run next (None: nothing is shown). ``where``: sentence that says which of
+    the four steps the command is.
+    """
     if following is not None:
         page.heading("What next")
         if where is not None:

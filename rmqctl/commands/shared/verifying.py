@@ -145,7 +145,7 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
 
 
 def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
-    """Return a description of what was checked in a store, for people."""
+    """Return a human-readable description of what was checked in a store."""
     from rmqctl.checks.losses import Losses
 
     # A line that is about loss appears only if something is lost.

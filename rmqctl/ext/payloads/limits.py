@@ -1,14 +1,14 @@
-"""The wrapper of all decoders, which limits bytes, values, depth and time of a body.
+"""Run decoders within limits: of bytes, values, nesting depth and CPU time for each body.
 
 Every decoder, whether built in, from a library, a plug-in or a function of the user, runs in
 `bounded`. A decoder that exceeds a limit ends with an error for that body only, and the listing
 continues.
 
-Bytes, values and depth are limited by a `Budget`. Decoders whose work these limits bound need no
-time limit. For all others a thread checks each second for bodies that take more than `MAX_SECONDS`
-of CPU time, and makes Python raise `TooLongError` in the decoding thread. Python raises it between
-two bytecode instructions: a library that does not return from C code is not interrupted, so
-decoders in C must run in linear time.
+Bytes, values and depth are limited by a `Budget`. Some decoders do a bounded amount of work within
+these limits, and need no time limit. For all other decoders, a thread checks each second for bodies
+that take more than `MAX_SECONDS` of CPU time, and makes Python raise `TooLongError` in the decoding
+thread. Python raises it between two bytecode instructions: a library that does not return from C
+code is not interrupted, so decoders in C must run in linear time.
 """
 
 from __future__ import annotations

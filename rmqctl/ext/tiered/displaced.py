@@ -36,9 +36,10 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
     """Return the messages of a queue in a damaged range (positions in ``source``), in order.
 
-    A message is accepted if its lengths, body CRC, topic, queue and queue offset are valid. The
-    queue offset of the first message must follow ``last`` or repeat an earlier offset, unless the
-    message begins the file; each further message must have the next queue offset.
+    To be accepted, a message must have valid lengths, and the right body CRC, topic, queue and
+    queue offset. The queue offset of the first message must follow ``last`` or repeat an earlier
+    offset, unless the message begins the file; each further message must have the next queue
+    offset.
 
     A sender can put a record with all these values into a message body. So a message must also be
     in one of three positions: at the start of the range, at the end of the previous message, or at

@@ -74,7 +74,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
              ) -> int | None:
     """Return a group's consumer offset; if it does not exist, the offset from which the group
     starts. Return None if a broker would let the client choose where to start. With ``zero`` False,
-    this is also the case for a queue that still has its first message.
+    also return None for a queue that still has its first message.
     Raises: Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)

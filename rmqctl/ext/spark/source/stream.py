@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """The messages of a store between two frame borders of a log file."""
+    """The messages of a store between two frame boundaries in a log file."""
 
     store: str
     file: str
@@ -193,8 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = target
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the parts of a batch, divided at frame borders. The result depends only on the
-        offsets and the logs.
+        """Return the parts into which a batch is divided, between frames. The result depends only
+        on the offsets and the logs.
         """
         parts: list[InputPartition] = []
         logs = self._current_logs()
@@ -258,7 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Following(TableReader):
-    """Reads the frames between two borders, without searching for the start of a record."""
+    """Reads the frames between two boundaries, without searching for the start of a record."""
 
     def part(self, part: StreamPartition, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part; ``lose`` is called for an expired file and for damage."""

@@ -3,8 +3,8 @@
 A broker saves no progress, so messages that it had not indexed when it was killed stay unindexed
 (tiered.md §8.3). The progress file contains the end of the index files. For each queue it contains
 the offset up to which the queue is indexed, and the offset up to which rmqctl may have uploaded
-messages. If a queue is longer than that, another program has uploaded messages, and rmqctl then
-does not complete the index.
+messages. If a queue extends past this second offset, another program has uploaded messages; rmqctl
+then does not complete the index.
 """
 
 from __future__ import annotations

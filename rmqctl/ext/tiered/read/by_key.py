@@ -117,9 +117,9 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table, newest first. The table contains one file for each
-        key. Of several files with the same key, it contains the one that was uploaded last, because
-        at startup a broker deletes the local file.
+        """Yield the files in a broker's table of index files, newest first. The table contains only
+        one file for each creation time. If several files have the same creation time, it contains
+        the file that was uploaded last, because at startup a broker deletes the local file.
         """
         last: int | None = None
         for keyed in self.newest_first():

@@ -73,11 +73,10 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """Plan for a queue, and the queue's state after the recovery; the queue then has the queue
-    offsets ``[first, last)``. ``refs``: path of a file with the position (int64) to which each unit
-    points. ``shifted``: messages whose physicalOffset is corrected. ``view``: the queue with its
-    recovered commit log, if files change. ``ambiguous``: number of skipped records that may be
-    messages.
+    """Plan for a queue, and the queue's state after the recovery, when its queue offsets are
+    ``[first, last)``. ``refs``: path of a file with the position (int64) to which each unit points.
+    ``shifted``: messages whose physicalOffset is corrected. ``view``: the queue with its recovered
+    commit log, if files change. ``ambiguous``: number of skipped records that may be messages.
     """
 
     name: QueueName

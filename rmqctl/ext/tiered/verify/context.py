@@ -25,18 +25,19 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class TierCoverage:
-    """Counts of what a run has checked. The counts of the kinds of commit log bytes add up to
-    ``bytes_total``.
+    """Counts of what a run has checked. ``bytes_total``: the sum of ``bytes_in_messages``,
+    ``bytes_orphaned``, ``bytes_coda``, ``bytes_zero`` and ``bytes_damaged``.
 
     ``bytes_orphaned``: bytes of intact messages without a unit. ``bytes_zero`` and
     ``bytes_damaged``: bytes outside of messages. ``bytes_unverifiable``: bytes of messages with
     units that no checksum covers, as in ``verify``. ``messages_undecided``: number of intact
     records that may be messages or part of a message body. ``messages_replaced``: number of
-    fillers, and of messages that a repair kept damaged. ``already_lost_by_topic``: number of
-    messages whose unit exists, but which are missing or damaged in the tier and missing in the log
-    beside it, including ``messages_replaced``. ``messages_lost_in_repairs``: number of messages
-    that repairs of the tier dropped; ``nowhere_since``: number of these messages that the log does
-    not contain either. ``messages_already_lost``: total of lost and dropped messages.
+    fillers, and of messages that a repair kept damaged. ``already_lost_by_topic``: for each topic,
+    the number of messages that have a unit but are missing or damaged in the tier, and are also
+    missing in the log beside the tier; this includes ``messages_replaced``.
+    ``messages_lost_in_repairs``: number of messages that repairs of the tier dropped;
+    ``nowhere_since``: number of these messages that the log does not contain either. The JSON field
+    ``messages_already_lost`` is the sum of ``already_lost_by_topic`` and ``nowhere_since``.
     ``property_crc_unverifiable``: number of messages whose ``__CRC32#`` covers their physical
     offset in the local store, which is unknown.
     """
