@@ -69,7 +69,8 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
                 ) -> ExportResult:
     """Export the plans into the new file ``out``: at most ``count`` messages.
 
-    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``.
+    ``manifest``: whether to write the content, the missing ranges and the digest to
+    ``OUT.manifest.json``.
     Raises: RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be
     read.
     """

@@ -1,11 +1,11 @@
 """Writer of the messages of a range by partition, in bounded memory.
 
-A buffer collects messages up to `FLUSH` bytes, then is written to the files of its partitions as
-one row group for each file. A partition gets a file if this range has enough of its messages
-(`MIN_FILE_BYTES`), or if the range is the only range of its store and few files are open. All other
-messages are spilled to one file of the range, from which `gather` writes the files of all ranges.
-So the number of files depends on the partitions and their sizes, not on the number of ranges and
-buffers.
+A buffer collects up to `FLUSH` bytes of messages. It is then written to the files of its
+partitions, as one row group for each file. A partition gets a file if this range has enough of its
+messages (`MIN_FILE_BYTES`), or if the range is the only range of its store and few files are open.
+All other messages are spilled to one file of the range, from which `gather` writes the files of all
+ranges. So the number of files depends on the partitions and their sizes, not on the number of
+ranges and buffers.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def simple(value: Any) -> int | float | str:
 
 
 def cell_text(value: Any) -> str:
-    """Return the text of a value in a table for people, safe for a terminal, on one line."""
+    """Return a value as the text of a table cell: on one line, and safe for a terminal."""
     if isinstance(value, str):
         return visible(value)
     if value is None or isinstance(value, int | float):

@@ -131,10 +131,10 @@ class Output:
         json and jsonl write all fields of each row. csv and tsv write ``columns`` (None: the keys
         of the first rows), as do the formats for people unless ``brief`` names fewer columns.
         ``render`` maps a column to a function that formats the values of the column for people,
-        ``styles`` to a function that returns the style of a value on a terminal. ``title`` is for
-        people only, and so is ``empty``, a note on stderr if there are no rows. If `is_json`, many
-        rows may be passed as one `Encoded`. The row ``FLUSH`` lets all earlier rows be written. At
-        most one page of rows is in memory.
+        ``styles`` to a function that returns the style of a value on a terminal. ``title``, and
+        ``empty`` (a note on stderr if there are no rows), are shown only in the formats for people.
+        If `is_json`, many rows may be passed as one `Encoded`. The row ``FLUSH`` lets all earlier
+        rows be written. At most one page of rows is in memory.
         """
         layout = RowLayout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)
@@ -145,11 +145,11 @@ class Output:
     def document(
         self, document: Mapping[str, Any], human: Callable[[Human], None] | None = None
     ) -> None:
-        """Show one object: as JSON, as ``key,value`` records (csv, tsv), or for people with
-        ``human``.
+        """Show one object: as JSON, as ``key,value`` records (csv, tsv), or as the page that
+        ``human`` writes.
 
-        ``human`` receives the page (:class:`~rmqctl.output.human.Human`) to which it writes;
-        without ``human`` the object is shown in a generic layout.
+        ``human`` receives a :class:`~rmqctl.output.human.Human`, to which it writes. Without
+        ``human``, the page has a generic layout.
         """
         self._writer().document(document, human)
 

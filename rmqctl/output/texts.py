@@ -1,4 +1,4 @@
-"""Translation of finished English texts, by the template from which each text was built.
+"""Translate finished English texts, each by the template from which it was built.
 
 Library code builds its texts (details of findings, reasons, errors) with f-strings, in English.
 Only the page for people translates them: it finds the template in the catalog that matches a text,

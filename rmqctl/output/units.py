@@ -1,4 +1,4 @@
-"""Numbers as text for people: sizes, times, durations, counts. Pure functions."""
+"""Human-readable numbers: sizes, times, durations, counts. Pure functions."""
 
 from __future__ import annotations
 

@@ -33,9 +33,10 @@ class ReadOptions:
     """Options for reading stores. ``split_size``: partition size in bytes; 0 for complete files,
     None for a default.
 
-    ``paths`` are as given; `stores` expands them. ``orphans``: also read messages in tiers that no
-    consume queue entry points to. ``fail_on_loss``: refuse a store that is known to have lost
-    messages. ``compacted``: read compaction topics as a broker serves them, not as in the log.
+    ``paths`` are as given; `stores` expands them. ``orphans``: whether to also read messages in
+    tiers that no consume queue entry points to. ``fail_on_loss``: whether to refuse a store that is
+    known to have lost messages. ``compacted``: whether to read compaction topics as a broker serves
+    them, instead of from the log.
     """
 
     paths: tuple[str, ...]

@@ -1,9 +1,9 @@
-"""Reader of file pieces in one task; it returns Arrow record batches, as Spark expects them.
+"""Read pieces of files in one task, and return them as the Arrow record batches that Spark expects.
 
-Pieces are plain values, sent from the driver to executors. A piece contains the size that its file
-had at planning. If the file has shrunk since then, rows are missing, which is an error; rows that
-were appended since then are not read. All other code of this module runs on executors and needs no
-pyspark: it converts pieces to record batches, given a schema and conditions.
+Pieces are plain values that the driver sends to executors. A piece contains the size that its file
+had when the read was planned. If the file has shrunk since then, rows are missing, which is an
+error; rows that were appended since then are not read. All other code of this module runs on
+executors and needs no pyspark: it converts pieces to record batches, given a schema and conditions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class LogPiece:
     """The frames of a log file that begin in ``[start, end)``; ``start`` and ``end`` may be inside
     a frame.
 
-    ``store`` and ``file`` are the values of the columns of these names. ``last``: all bytes from
-    ``end`` on are zero and belong to this piece. ``root`` is the path of the store. ``without``:
-    topics to skip, because other pieces contain their messages.
+    ``store`` and ``file`` are the values of the columns of these names. ``last``: whether all bytes
+    from ``end`` on are zero; they then belong to this piece. ``root`` is the path of the store.
+    ``without``: topics to skip, because other pieces contain their messages.
     """
 
     store: str

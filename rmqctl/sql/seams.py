@@ -159,7 +159,8 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     """Yield the frames of a file that start at or after the seam of ``start`` and before the seam
     of ``end``.
 
-    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before ``end``.
+    ``last``: whether all bytes from ``end`` on are zero; they then form one frame with the zeros
+    before ``end``.
     Raises: StoreIOError if the range does not end where the next range begins, or if the file
     shrank. In this case, do not use the frames already yielded.
     """

@@ -1,8 +1,8 @@
 """SQL queries on the tables of stores, run by DuckDB in this process.
 
 Each time DuckDB's plan scans a table, DuckDB requests the table and receives a stream of record
-batches; nothing is copied into a database. DuckDB reads complete tables, so `query_needs` first
-determines which columns and rows a query needs. DuckDB applies all conditions again.
+batches; nothing is copied into a database. DuckDB would read complete tables, so `query_needs`
+first determines which columns and rows a query needs. DuckDB then applies all conditions again.
 
 The streams are Python generators, which DuckDB runs in its own threads. A `QuerySession` waits
 until these threads have ended: a thread that still ran at exit would call an interpreter that no

@@ -87,7 +87,7 @@ def command(
 
 
 def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
-    """Print a JSON document or rows of all queues for programs, or affected queues for people."""
+    """Print all queues in formats for programs, or a page with the affected (or all) queues."""
     from rmqctl.checks.consumers import COLUMNS
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words

@@ -54,7 +54,7 @@ def command(
 
 
 class _InfoScreen:
-    """The page for people. ``full``: whether to show all topics, queues and problems."""
+    """The human-readable page. ``full``: whether to show all topics, queues and problems."""
 
     def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,
                  full: bool) -> None:

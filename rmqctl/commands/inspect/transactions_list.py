@@ -58,7 +58,7 @@ def command(
 
 
 def _note(row: Mapping[str, Any], tz: tzinfo) -> Phrase:
-    """Return a note on a transaction for people: producer group, age, checks, next check."""
+    """Return a human-readable note on a transaction: producer group, age, checks, next check."""
     parts = [Phrase("producer group {group}", group=row["producer_group"])
              ] if row["producer_group"] else []
     if row["age_ms"] is not None:

@@ -34,7 +34,7 @@ def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projecti
 
 
 def message_render(tz: tzinfo) -> Render:
-    """Return the functions that format fields of a message for people, by field name."""
+    """Return, by field name, the functions that make a message's fields human-readable."""
     def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
@@ -76,8 +76,8 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """Return the fields of a message for people, with times and flags as text, and without
-    ``properties_raw``, which repeats the properties.
+    """Return the fields of a message in human-readable form: with times and flags as text, and
+    without ``properties_raw``, which repeats the properties.
     """
     from rmqctl.formats.local import sysflag
 

@@ -77,7 +77,7 @@ class Proposal:
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
-    """Show the plan as a JSON document or as a page for people. ``last``: last sentence of the
+    """Show the plan as a JSON document or as a human-readable page. ``last``: last sentence of the
     page. ``following``: the command to run next. ``done``: result fields if the plan was applied;
     ``following`` is then the command that checks the store.
     """

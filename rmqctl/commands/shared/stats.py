@@ -177,7 +177,7 @@ def _values_shown(page: Human, by: str) -> tuple[str, ...]:
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for people: a missing tag or key becomes ``(no tag)`` or ``(no key)``."""
+    """Return a human-readable row: a missing tag or key becomes ``(no tag)`` or ``(no key)``."""
     absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
     return {**row, **absent} if absent else row
 

@@ -33,8 +33,8 @@ _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whe
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: ReadFaults, *, track: bool) -> None:
     """Show the messages that a query found. For a DLedger log, also show the entry headers of the
-    messages; with ``track``, also what consumer groups did with each message. Programs receive
-    both as fields of each message, people as tables below the messages.
+    messages; with ``track``, also what consumer groups did with each message. In formats for
+    programs, both are fields of each message; on a page they are tables below the messages.
     Raises: StoreIOError.
     """
     # Without tracking, only the messages and their DLedger entries are shown.

@@ -132,12 +132,12 @@ class Facts:
     """The facts of a report.
 
     ``marks``: for each damaged place, the store times (ms) of the messages before and after it
-    (None if unknown); ``marks_left``: number of damaged places without marks. ``lost``: the same
-    pairs of times for missing files, and for messages lost after the end of the log. ``proven``:
-    the latest store time (ms) that the index or the checkpoint proves.
-    ``missing``: the first missing files; ``missing_bytes``: the size of all missing files.
-    ``files``: digests; None if files were not hashed. ``notes``: what could not be read.
-    ``further``: topics and groups that only paths or configuration entries name, for `Mask`.
+    (None if unknown); ``marks_left``: number of damaged places without marks. ``lost``: such pairs
+    of times for missing files, and for messages lost after the end of the log. ``proven``: the
+    latest store time (ms) that the index or the checkpoint proves. ``missing``: the first missing
+    files; ``missing_bytes``: the size of all missing files. ``files``: digests; None if files were
+    not hashed. ``notes``: what could not be read. ``further``: topics and groups that only paths or
+    configuration entries name, for `Mask`.
     """
 
     root: str

@@ -34,8 +34,8 @@ _WINDOW, _MAX_WINDOWS = 16 << 20, 16
 total).
 """
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Mapping counts as slower than a read for each entry if fewer than `_ROWS_PER_WINDOW` entries were
-read per window. Then the next `_ROWS_UNMAPPED` entries are read without mapping.
+"""Mapping is considered slower than a separate read for each entry if fewer than `_ROWS_PER_WINDOW`
+entries were read per window. Then the next `_ROWS_UNMAPPED` entries are read without mapping.
 """
 
 

@@ -2,7 +2,7 @@
 numbers.
 
 A consumer repeats the same request (group, topic, queue and limits) with other offsets. The first
-request is decoded by a library and kept; of a request that repeats its text, only the numbers are
+request is decoded by a library and kept. If a later request repeats its text, only the numbers are
 parsed. `pulling.pull_message` handles all other pulls. A test checks that both ways produce the
 same responses.
 """

@@ -99,10 +99,10 @@ class DeliveredMessage:
 class PopRequest:
     """A client's request for messages. ``most``: maximum number of messages; ``invisible``:
     invisible time in seconds; ``owner``: see `InFlight`; ``queue_id``: the queue to read, or
-    `ANY_QUEUE`; ``latest``: let a group without a consumer offset start with new messages, unless
-    `Broker.start` decides. ``attempt``: name of an attempt to get messages in order. If a request
-    has the name of the latest attempt, the response to that attempt was lost: the same messages are
-    delivered again at once.
+    `ANY_QUEUE`; ``latest``: whether a group without a consumer offset starts with new messages,
+    unless `Broker.start` decides this. ``attempt``: name of an attempt to get messages in order. A
+    request with the name of the latest attempt means that the response to that attempt was lost:
+    the same messages are delivered again at once.
     """
 
     most: int

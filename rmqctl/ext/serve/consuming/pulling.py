@@ -83,8 +83,8 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """Return the request's filter; if it has no filter, that of the group's subscription. Raises:
-    Failed.
+    """Return the request's filter; if it has no filter, return the filter of the group's
+    subscription. Raises: Failed.
     """
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:

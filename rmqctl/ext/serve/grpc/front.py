@@ -74,8 +74,8 @@ class GrpcState(connection.SharedState, Protocol):
 
 
 class Gate:
-    """Limits the number of calls that start at the same time. Of the waiting calls, that of the
-    client with the fewest calls starts first.
+    """Limits the number of calls that start at the same time. Among the waiting calls, the call of
+    the client with the fewest calls starts first.
     """
 
     def __init__(self) -> None:

@@ -190,8 +190,9 @@ class Writer:
         return self._pending_size > _MAX_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
-        """Store a message, together with the others of this turn; then call ``then`` with its
-        result. ``tags``: the tags code, if the message gets exactly one entry, in its own queue.
+        """Store a message, together with the other messages of this turn; then call ``then`` with
+        the result. ``tags``: the tags code, if the message gets exactly one entry, in its own
+        queue.
         """
         self._pending_size += _SMALL + (sum(len(inner.body) for inner in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))

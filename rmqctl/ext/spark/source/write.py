@@ -157,8 +157,8 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
     Rows with a column ``record`` are stored as recorded, other rows are put as new messages. Queue
     offsets that do not continue their queue are replaced, unless ``keep_queue_offsets`` is set; a
     warning contains the number of these messages.
-    Raises: RefusedError for a row that the store cannot contain, and StoreIOError; then nothing is
-    published.
+    Raises: RefusedError for a row that the store cannot contain; StoreIOError. In both cases
+    nothing is published.
     """
     refuse_existing(target)
     root = os.path.join(staging, _STORE)

@@ -158,9 +158,9 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
     """Return the messages with a key; messages of the local store come first.
 
     The tier is searched for messages older than the first message of the local store.
-    ``as_broker``: follow 5.3.3. It searches the tier under every strategy, in a time window with an
-    exclusive end, and also returns messages that have another key with the same hash. Without
-    ``as_broker``, a message that is in both stores is returned once.
+    ``as_broker``: whether to follow 5.3.3, which searches the tier under every strategy, in a time
+    window with an exclusive end, and also returns messages that have another key with the same
+    hash. Without ``as_broker``, a message that is in both stores is returned once.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()

@@ -34,11 +34,11 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
     """Hold the locks that protect a writing run from brokers and other rmqctl processes.
 
-    These are the broker's lock in the broker root of ``metadata_path``, rmqctl's lock in the tier's
-    ``root`` (unless it is a URL), and the locks of other stores that contain a folder of
-    ``outside``. The store ``source``, which is only read, is also locked if it has a lock file; on
-    a read-only disk, only check that no other process holds that lock. ``metadata``: the metadata
-    path that the user named.
+    Three kinds of locks are taken: the broker's lock in the broker root of ``metadata_path``,
+    rmqctl's lock in the tier's ``root`` (unless it is a URL), and the locks of other stores that
+    contain a folder of ``outside``. The run only reads the store ``source``, but locks it if it has
+    a lock file; on a read-only disk, it only checks that no other process holds this lock.
+    ``metadata``: the metadata path that the user named.
 
     Raises: StoreHeldError; StoreIOError; RefusedError if a link, or a note in the tier, points to
     something other than the tier, its metadata, the broker's index files or the folders

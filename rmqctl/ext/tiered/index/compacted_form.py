@@ -3,8 +3,9 @@
 
 The items of a slot are contiguous, in the order of its chain, newest first. The number of items per
 slot determines their positions, so the file is read sequentially, once to count and once for each
-part of the result. The result equals a broker's if each item links to the previous item of its
-slot, which is checked for every item. Memory: 8 bytes per slot and one part of the result.
+part of the result. The result is the same as a broker's, provided that each item links to the
+previous item of its slot; this is checked for every item. The conversion needs 8 bytes of memory
+per slot, and memory for one part of the result.
 """
 
 from __future__ import annotations

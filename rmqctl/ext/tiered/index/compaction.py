@@ -79,8 +79,8 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
     """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
     The segment is durable when this function returns; the caller saves the metadata and then
-    removes the local file. ``now`` in ms. A file without items is not uploaded. With ``ahead`` (the
-    bases planned so far), return the plan and write no file.
+    removes the local file. ``now``: the current time (ms). A file without items is not uploaded.
+    With ``ahead`` (the bases planned so far), return the plan and write no file.
     Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
     StoreIOError. After a StoreIOError, another run can complete the upload.
     """

@@ -4,8 +4,8 @@ bytes without a unit.
 Bytes without a unit are normal (§8.3): if a broker is killed after it writes to the commit log and
 before it writes to the consume queue, it writes the messages again. Units without a message are
 damage, with two exceptions: units of expired messages, and units of a block that was written twice.
-A broker writes a complete block after the part already written if the first write was interrupted
-(§8.4, `Shifts`).
+A block is written twice if the first write was interrupted: the broker then writes the complete
+block after the part already written (§8.4, `Shifts`).
 """
 
 from __future__ import annotations
