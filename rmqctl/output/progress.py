@@ -25,7 +25,8 @@ _SPINNER = "|/-\\"
 
 
 class Progress:
-    """Progress that shows nothing, and the interface of all other classes. A context manager.
+    """Progress that shows nothing. It defines the interface of all progress classes. A context
+    manager.
 
     ``advance`` is fast and may be called from any thread.
     """

@@ -25,8 +25,8 @@ class OptionGroup:
     """Base class of option groups, which are frozen dataclasses with typer parameters as fields."""
 
     def value(self) -> Any:
-        """Return the object that the command receives for this group. Subclasses may return another
-        object than the group itself.
+        """Return the object that the command receives for this group. Subclasses may return a
+        different object instead of the group itself.
         """
         return self
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rmqctl.ext.serve.grpc.server import Proxy
 
 Save = Callable[[], Callable[[], None] | None]
-"""Function that prepares saving the consumer offsets. It returns a function that writes them,
-possibly in another thread; None if they have not changed. Both functions raise StoreIOError,
-RefusedError.
+"""Function that prepares saving the consumer offsets. It returns None if the offsets have not
+changed, otherwise a function that writes them and may run in another thread. Both functions raise
+StoreIOError, RefusedError.
 """
 _LOOK_S = 1.0
 _DELIVER_S = 0.1

@@ -1,8 +1,9 @@
 """Timed messages of a 5.x store: a message gets a slot in the timer wheel, and is stored in its own
 queue when it is due (spec: timer-and-others-5x.md §1).
 
-Until then, it waits in the timer topic. `OpenTimerFiles` writes the files of a broker's timer, so
-that a broker can continue. Recalled messages are detected when their slot is read.
+Until it is due, the message waits in the timer topic. `OpenTimerFiles` writes the files of a
+broker's timer, so that a broker can continue. Recalled messages are detected when their slot is
+read.
 """
 
 from __future__ import annotations

@@ -163,9 +163,9 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """Return the number of messages that an answer should contain: the number of queue offsets
-        that it covers. A batch queue or a compacted topic has sparse offsets; for these, return the
-        number of returned entries.
+        """Return the number of messages that an answer should contain: one for each queue offset
+        that it covers. In a batch queue or a compacted topic, queue offsets are not contiguous; in
+        this case, return the number of returned entries.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0

@@ -1,8 +1,8 @@
 """Compact and upload full index files of a broker (tiered.md §5.5, §18.6): one file (`upload`),
 several files (`upload_files`), or all files in a broker's local root (`upload_local`).
 
-The segment is written and flushed first, then the metadata, then the local file is moved aside. If
-a run is killed in between, the next run continues, and no file is uploaded twice.
+First the segment is written and flushed, then the metadata; finally the local file is moved aside.
+If a run is killed in between, the next run continues, and no file is uploaded twice.
 """
 
 from __future__ import annotations

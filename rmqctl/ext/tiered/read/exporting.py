@@ -76,8 +76,8 @@ def _batches(queue: FlatQueue, segment: Segment,
 
 
 def _fault(queue: FlatQueue, span: Span) -> Span | None:
-    """Return a span without a coda at its start, and with the queue added to its reason. Return
-    None if nothing but the coda is in the span. Brokers up to 5.2 end each file with a coda.
+    """Add the queue to the reason of a span, and remove a coda from the span's start (brokers up to
+    5.2 end each file with a coda). Return the new span; None if the span contains only a coda.
     """
     start, length = span.offset, span.length
     if length >= CODA_SIZE and is_coda(queue.commit_log.read(start, CODA_SIZE)):

@@ -2,8 +2,8 @@
 §5.4).
 
 Items and keys are converted to fingerprints of queue, commit log offset, size and hash. The hashes
-of older and newer brokers for the same key count as equal: older brokers negate a negative Java
-hash, newer brokers clear its sign bit, so the two hashes add up to 2^31.
+of older and newer brokers for the same key are considered equal: older brokers negate a negative
+Java hash, newer brokers clear its sign bit, so the two hashes add up to 2^31.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collector of the keys of a queue's messages. ``empty_too``: also collect the empty key of
-    every message. This is needed if an item with the empty key exists, because only some broker
-    versions write such items.
+    """Collector of the keys of a queue's messages. ``empty_too``: whether to also collect the empty
+    key of every message. This is needed if an item with the empty key exists, because only some
+    broker versions write such items.
     """
 
     def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:

@@ -83,8 +83,8 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit is at a proven distance from the unit's target. It
-        may be a message of the repeated block, or a later message that the scan could not
+        """Return whether the message of a unit is at a proven distance from the unit's target. The
+        message may be a message of the repeated block, or a later message that the scan could not
         distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
