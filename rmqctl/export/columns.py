@@ -24,8 +24,9 @@ from rmqctl.store.redaction import CHECKED, KEPT
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """Schema of spilled texts: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""Limit for sorting batches one by one. If a batch has more partitions than this, and on average
-fewer messages per partition than this, it and the following batches are sorted together.
+"""Limit for sorting batches one by one. If a batch has more partitions than this limit, and on
+average fewer messages per partition than this limit, the batch and the following batches are sorted
+together.
 """
 
 

@@ -75,7 +75,8 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
          folders: Sequence[str] = (), sizes: Sizes | None = None,
          compacted: bool = False) -> list[StorePlan]:
     """Return the plan of each store. ``count``: number of ranges of each log (None: by size and
-    jobs). ``compacted``: read topics with a compaction log from that log, as a broker does.
+    jobs). ``compacted``: whether to read topics with a compaction log from that log, as a broker
+    does.
     Raises: NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
     plans = []

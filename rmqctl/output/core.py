@@ -157,8 +157,9 @@ class Output:
                 rows: Iterable[Row], columns: Sequence[str]) -> None:
         """Show a document that consists of a list and a summary, as far as the format supports it.
 
-        json contains ``document``, and people see the page of ``human``. jsonl, csv and tsv contain
-        only the ``rows`` of the list, because all rows of a stream must be of one kind.
+        json contains ``document``; the formats for people contain the page that ``human`` writes.
+        jsonl, csv and tsv contain only the ``rows`` of the list, because all rows of a stream must
+        be of one kind.
         """
         if self.streams:
             self.rows(rows, columns)

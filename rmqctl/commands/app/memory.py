@@ -18,7 +18,8 @@ _LIBRARIES = 96 << 20
 def expect_room() -> None:
     """Raise MemoryError if there is too little address space to load numpy.
 
-    Also limits OpenBLAS to one thread, with a buffer of 32 MiB, as rmqctl does no linear algebra.
+    Also limit OpenBLAS to one thread, with a buffer of 32 MiB, because rmqctl does no linear
+    algebra.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:

@@ -33,10 +33,10 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 
 def other(*command: str, second: bool = False) -> str:
-    """Return the line of another ``command``, quoted for a shell. ``command``: its words, including
-    the store or tier. The layout options that the user typed are added if that command has them.
-    ``second``: whether the command is about the second of two compared stores, whose log folders
-    are given by ``--commitlog-dir-b``.
+    """Return the command line of another command, quoted for a shell. ``command``: the words of
+    that command, including the store or tier. The layout options that the user typed are added if
+    that command has them. ``second``: whether that command is about the second of two compared
+    stores, whose log folders are given by ``--commitlog-dir-b``.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 

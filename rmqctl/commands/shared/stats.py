@@ -387,7 +387,7 @@ def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int
 def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
     """Count the messages of each store, and warn about data that was not counted. ``together``:
-    return a single sum for all stores.
+    whether to return a single sum for all stores.
     """
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Threads

@@ -126,8 +126,8 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     """Return the number of messages of a topic that a group has not consumed, in queues with a
-    consumer offset. Return None without such queues, or if there are too many queues to read them
-    until ``late`` (monotonic seconds).
+    consumer offset. Return None if there are no such queues, or too many to read them all before
+    ``late`` (monotonic seconds).
     """
     topic_config = broker.topic(topic)
     if topic_config is None or topic_config.read_queues > _MAX_QUEUES:

@@ -158,11 +158,11 @@ class AddressConnections:
         """Give a place to a new connection. Return False if this is impossible.
 
         If the newcomer's address has reached its share, an idle connection of this address is
-        closed to free its place. If all places are taken, an idle connection of another address is
-        closed. Only addresses with at least as many connections as the newcomer's address are
-        considered, those with the most connections first.
+        closed to free its place. Otherwise, if all places are taken, an idle connection is closed.
+        Its address must have at least as many connections as the newcomer's address; addresses with
+        the most connections are searched first.
 
-        If none of their connections is idle, the address with the most connections loses the
+        If these addresses have no idle connection, the address with the most connections loses the
         connection that has been silent for the longest time, in two cases: the address has clearly
         more connections than the newcomer's address, or it has at least as many and the silence is
         long.

@@ -56,8 +56,8 @@ class Server:
     proxy: Proxy | None = None
     """The gRPC service for 5.x clients, if enabled."""
     fast: Address | None = None
-    """A second address of the first broker, for old clients: the port number is lower by 2 than
-    that of the first address. It is only used if the port is free (spec: remoting.md §1.5).
+    """A second address of the first broker, for old clients: its port number is 2 less than the
+    port number of the first address. It is only used if the port is free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
     """Callback, called once a second and at the end."""

@@ -72,7 +72,7 @@ class PropertyBuilder:
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
         """Return the properties to store, the tags and the unique key of a message. Return None if
-        the message may have to be stored in other queues than the one it was sent to.
+        the message may have to be stored in queues other than the one that it was sent to.
         """
         plan, match = self._match(given)
         if plan is None or match is None or not plan.is_plain:

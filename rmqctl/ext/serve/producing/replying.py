@@ -1,5 +1,5 @@
-"""Replies to RPC requests (``request`` in clients). As by a broker with default settings, a reply
-is forwarded to the waiting producer and stored in the cluster's reply topic.
+"""Replies to RPC requests (``request`` in clients). Like a broker with default settings, the server
+forwards a reply to the waiting producer and stores it in the cluster's reply topic.
 """
 
 from __future__ import annotations

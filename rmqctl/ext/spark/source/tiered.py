@@ -124,8 +124,8 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the paths from which a table is read: for the messages of tiers, only the paths that
-    have a tier; all paths if no path has one, and for all other tables.
+    """Return the paths from which a table is read. These are all paths, except for the messages of
+    tiers: if any path has a tier, only the paths with a tier are returned.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 

@@ -2,7 +2,7 @@
 
 Statuses, next offsets and limits are the same as in 5.3.3, but two defects of 5.3.3 are not copied.
 A message that cannot be split out of a read-ahead does not shift the following messages, and never
-blocks a consumer forever. A failed read returns OFFSET_FOUND_NULL also if the cache is enabled.
+blocks a consumer forever. A failed read returns OFFSET_FOUND_NULL even if the cache is enabled.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def exists(path: str) -> bool:
 # -- the note in the tier -------------------------------------------------------------------------
 
 def noted_path(root: str) -> str | None:
-    """Return the path in a tier's note, even if the metadata file does not exist. Return None
-    without a note, for a note written in another folder, and for an invalid note.
+    """Return the path in a tier's note, even if the metadata file does not exist. Return None if
+    the tier has no note, or if the note is invalid or was written in another folder.
     """
     try:
         with open(os.path.join(root, NOTE), "rb") as file:

@@ -1,8 +1,8 @@
 """The broker settings with which a tier is written; they are saved in the tier (tiered.md §15).
 
 ``DIR/.rmqctl/tier.json`` contains the settings of the first run that wrote to the tier. Files of
-other sizes are not damage, but a broker with other settings rolls them at other offsets, and cannot
-read an index file with other numbers of slots or items.
+different sizes are not damaged, but a broker with different settings would roll them at different
+offsets, and could not read an index file with different numbers of slots or items.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ _INDEX = names.KINDS.index(names.INDEX)
 class Uploaded:
     """Outcome of a file. ``path``: its segment, relative to the tier root (empty: no segment).
 
-    ``sound``: the chains contained all items (otherwise items were put into slots by their hashes).
-    ``moved_to``: new path of an unfinished segment of a killed run.
+    ``sound``: whether the chains contained all items (otherwise items were put into slots by their
+    hashes). ``moved_to``: new path of an unfinished segment of a killed run.
     """
 
     source: str
@@ -279,7 +279,7 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """Request for a run. ``everything``: whether to upload the newest file, too, as a broker does
+    """Request for a run. ``everything``: whether to also upload the newest file, as a broker does
     at a clean shutdown.
 
     ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.

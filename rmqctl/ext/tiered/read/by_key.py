@@ -251,8 +251,9 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> TierKeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
-    Return the newest ``most`` messages if there are more. ``raw``: also return messages whose key
-    differs but has the same hash. Damage of index files is reported, and the search continues.
+    Return the newest ``most`` messages if there are more. ``raw``: whether to also return messages
+    whose key differs but has the same hash. Damage of index files is reported, and the search
+    continues.
     """
     _errors(files, report)
     answer = TierKeyAnswer()

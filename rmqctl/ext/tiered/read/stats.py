@@ -59,7 +59,7 @@ class Figures:
 
 def collect(tier: Tier, query: TierQuery, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
-    """Count the messages. ``apart``: return one sum per broker; otherwise return a single sum,
+    """Count the messages. ``apart``: whether to return one sum per broker, instead of a single sum
     under the name ``""``.
 
     Unreadable parts are reported as problems (texts), and everything else is counted. If there are

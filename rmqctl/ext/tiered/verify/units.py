@@ -1,4 +1,4 @@
-"""Look up the units of a tiered queue by queue offset, also after torn writes (tiered.md §8.4).
+"""Look up the units of a tiered queue by queue offset, even after torn writes (tiered.md §8.4).
 
 If a file ends inside a unit, a broker appends after the partial unit, so every later unit is some
 bytes after its expected position. Such a tear is found by comparing units with messages. The later
