@@ -22,7 +22,7 @@ MAX_LABELS = 1000
 REST = "*"
 """The label of the sum of all other groups and topics, including groups and topics of this name."""
 _MAX_EVENTS = 50
-"""Maximum number of events of one kind per second; further events are combined they are combined into one
+"""Maximum number of events of one kind per second; if there are more, they are combined into one
 event with their total.
 """
 _LAG_S = 0.02

@@ -1,15 +1,11 @@
-"""Decide which intact records in a damaged range are messages, in a log that contains only one
+"""Decide by queue offsets whether intact records in a damaged range are messages, in a log of one
 queue.
 
 An intact record in a damaged range (a *frame*) is either a message, or part of the body of a
-damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7). So a damaged
-range between two messages contains one record for each queue offset between those of the two
-messages. Such a queue offset is called a *slot*. The after the range a *slot*) belongs to
-one message each
-message range. it in the range. A *frame*, that is, an intact record may the range, has no slot if it
-is part of a body. offsets and put a forged record into a
-body, so the fields of a frame prove
-nothing by themselves. Instead, the messages of
+damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7).
+So each queue offset between those of the messages before and after the range (a *slot*) belongs to
+one message in the range. A sender may guess these queue offsets and put a forged record into a
+body, so the fields of a frame prove nothing by themselves. What counts is whether the messages of
 all slots fit into the range.
 
 * One slot: it belongs to the damaged message, and everything in the range is the body of this
@@ -17,13 +13,9 @@ all slots fit into the range.
   range contains more records than slots. Such a range does not end as a message does, or the queue
   offset of its last frame is the slot.
 * More slots than frames: if the queue offset of each frame is a slot, the other slots belong to
-  damaged messages.
-  If some frames were part of a frame were such a record, the slots of these frames would belong to
-  other damaged messages in the range. Each message
-  of the messages would need at least the space of a
-  message header (the topic and properties may
-  be the last bytes of a frame). If the range has no
-  space for one more message, the frames are
+  damaged messages. If a frame were part of a body, the range would also contain the damaged message
+  of the frame's slot, which is at least as long as a message's header (the topic and properties may
+  be the last bytes of a frame). If the range has no space for one more message, the frames are
   messages.
 """
 

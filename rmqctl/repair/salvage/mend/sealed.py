@@ -8,11 +8,9 @@ Each candidate value has 1 chance in 2^31 of matching by accident, so at most 21
 A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC for
 each value is the XOR of some of these.
 
-In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: all 60 were
-restored if the field was flag, queue id,
-queue offset, born time or reconsume count are restored in all of them, store
-time and store host
-in 56 for born host and the offset of the half message in 56.
+In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: flag, queue id,
+queue offset, born time and reconsume count are restored in all of them, store time and store host
+in 59, born host and the offset of the half message in 56.
 """
 
 from __future__ import annotations
