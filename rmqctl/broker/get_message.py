@@ -189,8 +189,8 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 
 def meaning(answer: Answer, offset: int) -> str:
-    """Return a sentence that explains an answer without messages, after RocketMQ's name of its
-    status.
+    """Return RocketMQ's name for the status of an answer without messages, and a sentence that
+    explains the status.
     """
     span = f"the queue has offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:

@@ -170,8 +170,8 @@ def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
         size = -(-asked // unit) * unit
         if size != asked:
             _bounded(f"a {meaning} file", size, unit)
-            notes.append(f"a {meaning} file gets {size} bytes instead of {asked}, a multiple of "
-                         f"its {unit}-byte units")
+            notes.append(f"a {meaning} file gets {size} bytes, not {asked}: its size must be a "
+                         f"multiple of {unit} bytes")
             settings = replace(settings, **{name: size})
     return settings, notes
 

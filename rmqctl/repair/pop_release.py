@@ -53,7 +53,7 @@ _SINCE, _USUAL = "5.0.0", "5.3.3"
 _SHORT_SINCE = "5.1.0"
 """First release whose acknowledgements have short field names."""
 _LEFT = {
-    RECORDS: "the broker makes the messages of kvStore visible by itself when their time is over",
+    RECORDS: "the broker makes the messages in kvStore visible when their invisible time expires",
     TIMER: "the timer delivers the check point first: the broker makes the message visible itself, "
            "soon after its start"}
 

@@ -129,8 +129,13 @@ def _show(out: Output, run: Diff) -> None:
 
 def _first_line(run: Diff) -> tuple[str, str]:
     """Return (the verdict in one line, the style of this line)."""
-    total = run.differences.total
-    return ("no differences", "good") if run.equal else (counted(total, "difference"), "bad")
+    if not run.equal:
+        return counted(run.differences.total, "difference"), "bad"
+    groups = len(run.summary.get("offsets", ()))
+    if groups:  # a replica is usually behind, so offsets are differences only with --whole
+        return Phrase("no differences in messages; the consumer offsets of {groups} differ",
+                      groups=counted(groups, "group")), "warn"
+    return "no differences", "good"
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:

@@ -183,12 +183,12 @@ class Survey:
     unsound: list[int] = field(default_factory=list)
     """Physical offsets of messages with damaged properties and no matching appended CRC."""
     lacking_crc: list[int] = field(default_factory=list)
-    """Physical offsets of messages without an appended CRC after a message that has one (the first
-    few).
+    """Physical offsets of the first few messages without an appended CRC after a message that has
+    one.
     """
     glued: list[int] = field(default_factory=list)
-    """Physical offsets of messages whose appended CRC matches, but is not separated from the
-    property before it, so that no broker finds it (the first few). Batches cause this.
+    """Physical offsets of the first few messages whose appended CRC matches, but is not separated
+    from the property before it, so that no broker finds the CRC. Brokers write batches like this.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """The first few messages whose store time is out of order, while the store times of their two

@@ -366,7 +366,7 @@ class LineAppender:
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:
-        """Join adjacent messages to batches. The line number of a batch is that of its first
+        """Combine adjacent messages into batches. The line number of a batch is that of its first
         message.
         """
         joined: list[Message] = []
