@@ -350,9 +350,9 @@ of the columns.
 
 {types}
 Times are UTC. SQL and Spark have times in microseconds, and show null for a time outside the years
-1 to 9999 (only damage causes such times); exports and `rmqctl.open` keep the stored value. A
-condition compares times with times: `store_timestamp > '2024-06-21'`. For milliseconds write
-`epoch_ms(store_timestamp) > 1718928000000` in `rmqctl sql`, and
+1 to 9999 (only damage causes such times); exports and `rmqctl.open` keep the stored value. In
+a condition, compare a time with a timestamp, not with a number: `store_timestamp > '2024-06-21'`.
+For milliseconds write `epoch_ms(store_timestamp) > 1718928000000` in `rmqctl sql`, and
 `unix_millis(store_timestamp) > 1718928000000` in Spark. Message objects (`read -o json`, iteration
 in Python) have times in milliseconds since 1970.
 

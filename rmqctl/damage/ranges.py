@@ -85,16 +85,21 @@ class EmptyRange:
     """A stretch of the log under repair, physical offsets ``[start, end)``, without an intact
     frame, and the evidence for the records that a source has in this stretch.
 
-    ``rows`` and ``keys``: number of the source's records that agree with the repaired store's
-    consume queues and index. A consume queue entry matches any record of the same offset and size,
-    even of another log. An index key, or surviving bytes of the log, match only one record: the
-    records confirmed in this way are in ``[agreed_first, agreed_end)``. ``timed_end``: end of the
-    last record whose entry agrees and whose store time the checkpoint covers. ``against``: physical
-    offset and end of each contradicted record. ``filled``: whether an earlier repair wrote fillers
-    in this stretch, so that the entries are those of the fillers. ``doubtful``: physical offset and
-    size of the complete records of the log in this stretch that may be messages or part of a
-    damaged message's body; ``alike``: number of these records that the source has with the same
-    bytes.
+    A consume queue entry is weak evidence: it matches any record of the same offset and size, even
+    of another log. An index key, or surviving bytes of the log, match only one record.
+
+    * ``rows``, ``keys``: number of the source's records that agree with the consume queues of the
+      repaired store, and with its index.
+    * ``agreed_first``, ``agreed_end``: range of the records that an index key or surviving bytes
+      confirm.
+    * ``timed_end``: end of the last record whose entry agrees and whose store time the checkpoint
+      covers.
+    * ``against``: physical offset and end of each record that the evidence contradicts.
+    * ``filled``: whether an earlier repair wrote fillers here; then the entries are those of the
+      fillers.
+    * ``doubtful``: physical offset and size of each complete record in this stretch that may be a
+      message, or part of a damaged message's body.
+    * ``alike``: number of the ``doubtful`` records that the source has with the same bytes.
     """
 
     start: int

@@ -209,7 +209,7 @@ class BarProgress(Progress):
 
 
 class Nested(Progress):
-    """A phase of an enclosing progress, which shows the phase in its line."""
+    """One phase of an enclosing progress display, shown in the line of that display."""
 
     def __init__(self, around: BarProgress, label: str, total: int | None, *, unit_bytes: bool
                  ) -> None:

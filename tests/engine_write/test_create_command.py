@@ -40,7 +40,7 @@ def test_what_was_made(tmp_path: Path, rmqctl: Runner) -> None:
         "consumequeue_ext": False, "lmq": True, "multi_dispatch": False,
         "append_properties_crc": False, "message_delay_level": Settings().message_delay_level,
         "commitlog_dirs": ["commitlog"], "dry_run": False}
-    assert "400 bytes instead of 390" in done.err
+    assert "400 bytes, not 390" in done.err
     remembered = json.loads((root / ".rmqctl" / "store.json").read_text())
     assert remembered.items() >= {key: made[key] for key in remembered if key in made}.items()
     assert settings_from(str(root)) == new_settings(

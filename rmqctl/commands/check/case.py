@@ -43,7 +43,7 @@ def command(
     layout: LayoutOptions,
     out: Out,
 ) -> None:
-    """Collect evidence about a store in a folder that readers can check without rmqctl.
+    """Create a folder with evidence about a store, which can be checked without rmqctl.
 
     README.txt lists the contents: the SHA-256 of every original (computed first); the output of
     `info`, `doctor`, `verify`, `preflight`, `offsets` and `report`; the messages with their

@@ -41,7 +41,7 @@ Broker = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="NAME", rich_help_panel=_BROKER,
-                 help="brokerClusterName, if the tier does not contain it (else DefaultCluster)."),
+                 help="brokerClusterName, if the tier contains none (default: DefaultCluster)."),
 ]
 
 

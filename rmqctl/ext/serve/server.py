@@ -34,7 +34,9 @@ _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""Maximum number of connections that the system queues, and that are accepted in one turn."""
+"""``_BACKLOG``: maximum number of connections that wait in the system to be accepted;
+``_ACCEPTED``: maximum number of connections accepted in one turn.
+"""
 _LAST_PORT = 65_535
 _RECEIVED = 256 << 10
 """Maximum number of bytes received per call."""

@@ -42,8 +42,9 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     offset.
 
     A sender can put a record with all these values into a message body. So a message must also be
-    in one of three positions: at the start of the range, at the end of the previous message, or at
-    the second copy of bytes whose first copy begins at or before one of these two positions.
+    in one of three positions: at the start of the range; at the end of the previous message; or, if
+    some bytes occur twice because a write was repeated, at the start of the second copy, if the
+    first copy begins no later than one of the other two positions.
     ``most``: maximum number of candidates to try.
     """
     shifted: list[Shifted] = []

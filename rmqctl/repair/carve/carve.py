@@ -285,11 +285,12 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Return the page without records that overlap messages in place; these records become
-        misplaced.
+        """Remove from a page the records that overlap messages already in place, mark these records
+        as misplaced, and return the other records.
 
-        ``believed``: whether to return the overlapping records, too. Unless ``only_look`` is true,
-        later records may not overlap the returned ones either.
+        If ``believed`` is true, the overlapping records are returned as well. The returned records
+        are remembered, so that later records that overlap them are removed; if ``only_look`` is
+        true, they are not remembered.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))

@@ -200,8 +200,8 @@ def _from_each(queue: Array, missing: Array) -> Array:
 
 
 def _goes_up(frames: Numbered) -> Array:
-    """Return, for each frame, whether its queue's offsets increase by one in the following frames,
-    apart from messages that may be lost in between.
+    """Return, for each frame, whether the offsets of its queue increase by one from frame to frame
+    after it. Gaps that lost messages may explain are allowed.
     """
     order = np.argsort(frames.queue, kind="stable")
     queue, offset, lost = frames.queue[order], frames.offset[order], frames.lost[order]
@@ -240,8 +240,8 @@ class Queues:
         self.batched: set[bytes] = set()
 
     def columns(self, batch: Batch) -> tuple[Array, Array]:
-        """Return (number of each frame's queue, -1 if its offset is not evidence; its queue
-        offset).
+        """Return two arrays with an element for each frame: the number of its queue, or -1 if the
+        frame's queue offset cannot be used as evidence; and the frame's queue offset.
         """
         numbers: list[int] = []
         for queue, _, flags in _rows(batch):

@@ -102,7 +102,7 @@ class LogPass:
         return reached
 
     def run(self, file: StoreFile, walk: TolerantWalk) -> None:
-        """Process all frames that the scan ``walk`` yields of one file."""
+        """Process all frames that the scan ``walk`` yields for one file."""
         self.result.position = file.base + walk.position
         for item in walk:
             if not self._started:

@@ -542,8 +542,8 @@ class QueueReconciler(LeftOverRows):
                 continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", "entry points to the message of queue offset "
-                    f"{record.queue_offset} ({unit.physical_offset}) again", row)
+                    "cq-duplicate", "an earlier entry already points to the message at queue "
+                    f"offset {record.queue_offset} ({unit.physical_offset})", row)
             else:
                 topic = record.topic.decode("utf-8", "surrogateescape")
                 self.context.reported.add(unit.physical_offset)
