@@ -141,12 +141,12 @@ def test_a_web_server_that_fails(kind: str, golden: GoldenFolder, rmqctl: Runner
 
     url = serving(golden(SMALL), fault=fault)
     if "stalls" in kind:
-        monkeypatch.setattr(web, "PATIENCE", 0.25)
+        monkeypatch.setattr(web, "PATIENCE", 1.5)
         monkeypatch.setattr(ranges, "_TRIES", 2)
     started = time.monotonic()
     done = rmqctl("read", url, "-o", "jsonl").expect(5)
     assert LOG in done.err.replace("\n", "")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
 
 
 def test_a_web_server_without_ranges(tmp_path: Path, serving: Callable[..., str]) -> None:
@@ -352,7 +352,7 @@ def test_an_s3_that_fails(fault: Fault, golden: GoldenFolder, rmqctl: Runner,
             endpoint = f"http://127.0.0.1:{server.server_port}"
             monkeypatch.setitem(conf, "s3", {"endpoint_url": endpoint})
             monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 2)
-            monkeypatch.setattr(web, "PATIENCE", 0.6)
+            monkeypatch.setattr(web, "PATIENCE", 1.5)
             done = rmqctl("read", url, "-o", "jsonl").expect(5)
             assert f"{url}/{LOG}" in done.err.replace("\n", "")
             monkeypatch.setattr(Between, "fault", staticmethod(lambda _handler: False))
