@@ -1,5 +1,5 @@
 # make demo    the main job on a small real store
-# make test    what a change has to pass (about 5 minutes)
+# make test    what a change has to pass (about 10 minutes)
 # make quick   one case of each test, nothing that is slow, no Spark (under 2 minutes)
 # make test-core  one area with its slow tests; also test-serve, test-tiered, test-spark
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts

@@ -81,7 +81,10 @@ class RangeWalk:
     def __iter__(self) -> Iterator[Batch]:
         part, file = self._part, self._part.file
         if isinstance(part, ExportRange) and part.batches is not None:
-            yield from part.batches(self._lost)
+            for batch in part.batches(self._lost):
+                if len(batch):
+                    self.position = min(int(batch.offset[-1]) - file.base, part.end)
+                yield batch
             self.position = part.end
             return
         with ExitStack() as opened:

@@ -240,8 +240,8 @@ def _warn(out: Output, result: StoreResult) -> None:
                      else "")
             out.warn(f"{name}: {kind}{where}: {span.reason or 'zeroed range in the log'}")
         if faults.count > _MAX_NAMED:
-            out.warn(f"{name}: {kind}: {faults.count - _MAX_NAMED:,} more ranges, "
-                     f"{faults.length:,} bytes in total")
+            size = f", {faults.length:,} bytes in total" if faults.length else ""
+            out.warn(f"{name}: {kind}: {faults.count - _MAX_NAMED:,} more ranges{size}")
     if result.bad_crc:
         more = "" if result.bad_crc <= _MAX_NAMED else f" and {result.bad_crc - _MAX_NAMED:,} more"
         places = ", ".join(map(str, result.bad_crc_at[:_MAX_NAMED]))
