@@ -131,7 +131,7 @@ def test_an_export_is_as_complete_as_read(loss: str, rmqctl: Runner, tmp_path: P
     assert done.out == read.out
     assert "queue offset" in read.err
     assert "queue offset" in done.err
-    assert "0 bytes" not in done.err
+    assert " 0 bytes" not in done.err
 
 
 def test_a_place_inside_the_tier_is_refused(rmqctl: Runner, tmp_path: Path) -> None:
