@@ -77,8 +77,8 @@ class Impact:
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Return the earliest start and the latest end of several ranges of store times (ms). Each is
-    None if it is None in any of the ranges.
+    """Return the earliest start and the latest end of several ranges of store times (ms). If the
+    start of any range is unknown (None), the earliest start is unknown; the same holds for ends.
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]
