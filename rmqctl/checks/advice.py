@@ -247,6 +247,11 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
         if outlook.groups_beyond is not None:  # a startup would truncate what a repair keeps
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
+    for topic in dict.fromkeys(loss.exportable for loss in start.other_losses if loss.exportable):
+        yield NextStep(
+            f"rmqctl export {root} --topic {shlex.quote(topic)} --out messages.jsonl", Phrase(
+                "saves the messages that a {version} broker does not read, to send them again",
+                version=start.broker_version))
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:
@@ -370,9 +375,9 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
     for command in commands(start.metadata.defects):
         yield NextStep(
             command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ") else
-            Phrase("sets readQueueNums, so that consumers read all queues of the topic")
+            Phrase("at once sets readQueueNums, so that consumers read all queues of the topic")
             if "--read-queues" in command and "--write-queues" not in command else
-            Phrase("recreates the topic's configuration, so that clients can use it"),
+            Phrase("at once recreates the topic's configuration, so that clients can use it"),
             "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):
         yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")

@@ -153,7 +153,8 @@ class Diagnosis:
                                 settings=Joined(", ", dict.fromkeys(
                                     setting.setting for setting in start.misled))))
         if not start.starts:
-            parts.append(Phrase("a broker would not start"))
+            parts.append(Phrase("a {version} broker would not start",
+                                version=start.broker_version))
         elif lost.would_lose:
             parts.append(lost.what_a_start_loses)
         elif start.second_start is not None:

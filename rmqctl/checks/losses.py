@@ -28,7 +28,8 @@ class Loss:
 
     ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: whether the loss
     has already happened, so that a startup loses nothing more. ``by_hand``: what to do by hand if
-    no command prevents the loss.
+    no command prevents the loss. ``exportable``: topic of the messages if `rmqctl export` reads
+    them.
     """
 
     what: str
@@ -37,6 +38,7 @@ class Loss:
     file: str | None = None
     already: bool = False
     by_hand: Phrase | None = None
+    exportable: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object."""

@@ -154,8 +154,8 @@ def test_doctor_and_preflight_say_what_expires(golden_copy: GoldenFolder, rmqctl
     root = golden_copy(at("5.3.3"))
     for file in (root / "commitlog").iterdir():
         os.utime(file, (0, 0))
-    said = re.compile(r"4 log files \([0-9,]+ messages\) expired: older than fileReservedTime=72 h;"
-                      " the broker deletes them in the hour of deleteWhen=04")
+    said = re.compile(r"4 log files \([0-9,]+ messages\) older than fileReservedTime=72 h: "
+                      "the broker deletes them in the hour of deleteWhen=04")
     for name in ("doctor", "preflight"):
         done = rmqctl(name, root, "--disk-used", "0.4")
         assert said.search(" ".join((done.out + done.err).split())), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,17 @@ def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl:
     assert not made.recovers
     assert losses(ask(root, "5.1.0")) == {}
     rmqctl("preflight", root, "--broker-version", "4.9.3").expect(1)
+    # Doctor names the command that saves them, and the command does.
+    advised = rmqctl("doctor", root, "--broker-version", "4.9.3", "-o", "json").json()
+    (step,) = (step for step in advised["next"] if step.startswith("rmqctl export "))
+    words = shlex.split(step)[1:]
+    words[-1] = str(root.parent / words[-1])
+    rmqctl(*words)
+    topic = words[words.index("--topic") + 1]
+    saved = [json.loads(line) for line in Path(words[-1]).read_text().splitlines()]
+    assert {message["topic"] for message in saved} == {topic}
+    assert len(saved) >= alone
+    assert " export " not in "".join(rmqctl("doctor", root, "-o", "json").json()["next"])
 
 
 def test_messages_of_the_tier_alone(golden_copy: GoldenFolder) -> None:

@@ -63,9 +63,9 @@ def test_a_clock_before_the_newest_message_is_named(golden: GoldenFolder) -> Non
         assert store.checkpoint is not None
         stored = last.store_timestamp
         assert stored > store.checkpoint.physic_msg_timestamp
-    for now, said in ((stored, ""), (stored - 7_200_000, "after the time of this machine"),
+    for now, said in ((stored, ""), (stored - 7_200_000, "later than this machine's clock"),
                       (stored + 366 * 86_400_000, "more than a year ago")):
-        notes = [note for note in ask(root, now).notes if "check the clock" in note]
+        notes = [note for note in ask(root, now).notes if "this machine's clock" in note]
         assert (said in "".join(notes)) is bool(notes or not said), now
         assert bool(notes) is bool(said)
         assert not said or time_text(stored) in notes[0]

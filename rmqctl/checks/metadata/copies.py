@@ -7,6 +7,7 @@ Slaves copy offsets from their master every 10 s; a master starts with its own
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, NamedTuple
 
 from rmqctl.checks.metadata.tables import LMQ_OFFSETS, OFFSETS, positions, table
@@ -71,9 +72,9 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
     listed = ", ".join(f"{group.group} (by {group.b_messages:,})" for group in ahead[:_MAX_NAMED])
     return Phrase(
         "{copy} has greater committed offsets than config/{file}: {groups}. With this file, the "
-        "broker delivers these messages again. If nobody reset these offsets, replace the file "
-        "with {copy}/config/{file} while no broker runs (`rmqctl diff` compares the groups).",
-        copy=name, file=OFFSETS, groups=listed if len(ahead) <= _MAX_NAMED else
+        "broker delivers these messages again. If nobody reset these offsets: "
+        "`rmqctl offsets import STORE {source} --max` (`rmqctl diff` compares the groups).",
+        source=shlex.quote(name), copy=name, file=OFFSETS, groups=listed if len(ahead) <= _MAX_NAMED else
         f"{listed} and {len(ahead) - _MAX_NAMED:,} more")
 
 

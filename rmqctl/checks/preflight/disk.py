@@ -233,8 +233,8 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
     when = Phrase("1 minute after startup, because the disk is fuller than "
                   "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
         "in the hour of deleteWhen={hour}", hour=disk.delete_when)
-    return Phrase("{files} expired: older than fileReservedTime={hours} h; the broker deletes them "
-                  "{when}", files=detail, hours=disk.reserved_hours, when=when)
+    return Phrase("{files} older than fileReservedTime={hours} h: the broker deletes them {when}",
+                  files=detail, hours=disk.reserved_hours, when=when)
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:

@@ -68,6 +68,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     for feature, loss in downgrade_losses(store, predicted.broker_version):
         unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(
+            "keep to brokers of release {release} or later, which read them, or export them first",
+            release=FEATURES[feature].since) if loss.exportable is not None else Phrase(
             "start a broker of release {release} or later, which reads them",
             release=FEATURES[feature].since)
         predicted.other_losses.append(replace(loss, by_hand=by_hand))
@@ -162,7 +164,8 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
         if count != 0:
             yield Loss(MESSAGES, count, Phrase(
                 "a {version} broker does not read the compaction log of {topic}",
-                version=release, topic=topic), f"compaction/compactionLog/{topic}")
+                version=release, topic=topic), f"compaction/compactionLog/{topic}",
+                exportable=topic)
 
 
 def _tier(store: Store, release: str) -> Iterator[Loss]:

@@ -119,11 +119,11 @@ def _clock(predicted: Prediction, store: Store, now: int) -> None:
         return
     if newest - now > _HOUR:
         predicted.notes.append(Phrase(
-            "the newest message was stored at {time}, after the time of this machine: check the "
-            "clock", time=time_text(newest)))
+            "the newest message was stored at {time}, later than this machine's clock: is the "
+            "clock right?", time=time_text(newest)))
     elif now - newest > _YEAR:
         predicted.notes.append(Phrase(
-            "the newest message was stored at {time}, more than a year ago: check the clock",
+            "the newest message was stored at {time}, more than a year ago by this machine's clock",
             time=time_text(newest)))
 
 

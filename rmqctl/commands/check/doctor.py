@@ -140,6 +140,7 @@ def _facts(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
+    from rmqctl.checks.losses import GROUPS
     from rmqctl.checks.preflight.disk import expiry
 
     start, covered, lost = diagnosis.start, diagnosis.findings.coverage, diagnosis.losses
@@ -160,7 +161,8 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     if diagnosis.repaired is not None:
         facts["lost in repairs"] = diagnosis.repaired
     facts["already lost"] = lost.unjudged if lost.unread else _counted(
-        lost.already, lost.lost_by_topic)
+        lost.already, lost.lost_by_topic) if lost.already or not any(
+        loss.already for loss in lost.beside) else Phrase("see the table below")
     if diagnosis.earlier:
         facts["not delivered"] = diagnosis.not_delivered
     if start.positions_unclear:
@@ -171,7 +173,8 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     why = [setting.detail for setting in start.misled
            if setting.effect == "refuses"] or start.refusals
     facts["startup"] = (
-        Phrase("fails: {why}", why=Joined("; ", why)) if not start.starts else
+        Phrase("fails ({version}): {why}", version=start.broker_version, why=Joined("; ", why))
+        if not start.starts else
         Phrase("{loses} ({version}, as far as can be determined)", **values)
         if diagnosis.not_judged else Phrase("{loses} ({version})", **values))
     old = expiry(start.disk) if start.starts else None
@@ -180,7 +183,9 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     if start.impact is not None:
         facts["affected"] = start.impact.concerned
     if start.consumers is not None:
-        facts["consumers"] = start.consumers.affects
+        facts["consumers"] = Phrase(
+            "{what}, but group settings are affected (see below)", what=start.consumers.affects
+            ) if any(loss.what == GROUPS for loss in lost.beside) else start.consumers.affects
     return facts
 
 

@@ -89,12 +89,14 @@ def command(
 def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
     """Print all queues in formats for programs, or a page with the affected (or all) queues."""
     from rmqctl.checks.consumers import COLUMNS
-    from rmqctl.checks.losses import MESSAGES
+    from rmqctl.checks.losses import GROUPS, MESSAGES
     from rmqctl.checks.repaired import all_in_words
 
     # If the configuration leads the broker elsewhere, this matters more than any group.
     is_misled = predicted.consumers is None
     first = predicted.misled[0].detail if is_misled else consumers.in_words()
+    if not is_misled and any(loss.what == GROUPS for loss in predicted.beside_messages):
+        first = Phrase("{what}, but group settings are affected (see below)", what=first)
     style = "bad" if is_misled or consumers.groups_affected else "good"
     # Programs get all queues; people get the affected ones.
     if out.is_value:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.store.store import Store
 
-LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check. Copy the store first.")
+LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check.\n"
+              "First copy the store: rmqctl backup STORE DEST")
 REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
 START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
                "sound store.")

@@ -185,7 +185,7 @@ class _Reader:
     def _string(self) -> str:
         match = _STRING.match(self._text, self._at)
         if match is None:
-            self._fail("unterminated string, or a character that JSON forbids in strings")
+            self._fail("invalid string: no closing quote, or an unescaped control character")
         raw, position = match[1], self._at
         self._at = match.end()
         if "\\" not in raw:

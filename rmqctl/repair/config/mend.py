@@ -355,7 +355,7 @@ class _Mender:
     # -- steps ------------------------------------------------------------------------------------
 
     def _aside(self, file: ConfigFile, what_follows: str = "", *, empty: bool = False) -> None:
-        why = "a broker starts without this file, but not with it" if file.stops_broker else (
+        why = "a broker that reads this file starts only without it" if file.stops_broker else (
             "a broker reads nothing from it")
         why += f": {what_follows}" if what_follows else ""
         for copy in (file.main, file.backup):

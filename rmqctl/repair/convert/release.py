@@ -65,6 +65,7 @@ from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
     ABORT_WITH_PID,
     BATCH_QUEUES,
+    COMPACTION,
     COMPRESSION,
     CONFIG_V1,
     CONFIG_V2,
@@ -423,8 +424,10 @@ def _remedy(feature: str) -> Phrase:
     if feature == POP:
         return Phrase("`rmqctl pop release STORE --group GROUP --apply` delivers them again, or "
                       "let consumers acknowledge them before the store is converted")
-    return Phrase("let consumers read them from a broker of release {release} or later before "
-                  "the store is converted", release=FEATURES[feature].since)
+    if feature == COMPACTION:
+        return _EXPORT
+    return Phrase("let consumers read these messages from a broker of release {release} or later "
+                  "before the store is converted", release=FEATURES[feature].since)
 
 
 def has_batches(queue: BatchQueue) -> bool:

@@ -155,7 +155,7 @@ class CommitLog:
         if not self.files:
             return "the store has no commitlog files"
         if physical < self.min_offset:
-            return f"before the first file of the log ({self.min_offset}); expired"
+            return f"before the first file of the log ({self.min_offset}): expired or deleted"
         place = self.locate(physical)
         if place is None:
             return "beyond the end of the log" if physical >= self.end else "in a missing file"
