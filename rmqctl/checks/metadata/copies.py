@@ -74,7 +74,8 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
         "{copy} has greater committed offsets than config/{file}: {groups}. With this file, the "
         "broker delivers these messages again. If nobody reset these offsets: "
         "`rmqctl offsets import STORE {source} --max` (`rmqctl diff` compares the groups).",
-        source=shlex.quote(name), copy=name, file=OFFSETS, groups=listed if len(ahead) <= _MAX_NAMED else
+        source=shlex.quote(name), copy=name, file=OFFSETS,
+        groups=listed if len(ahead) <= _MAX_NAMED else
         f"{listed} and {len(ahead) - _MAX_NAMED:,} more")
 
 
