@@ -1,7 +1,8 @@
 """An evidence folder: files with known names, a marker file while it is unfinished, and checksums.
 
-Files are written in place. A killed run leaves its files and the marker file `UNFINISHED`, which is
-deleted last. The file `SUMS` lists the checksums of all other files; `sha256sum -c` reads it.
+Files are written in place. The marker file `UNFINISHED` is deleted last; after a killed run the
+folder still contains it. The file `SUMS` lists the checksums of all other files; `sha256sum -c`
+reads this list.
 """
 
 from __future__ import annotations
@@ -190,8 +191,10 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """Return (name, checksum) from a line of the file of checksums; None for an empty line. For an
-    invalid line, the name is a description of the line, which is then reported as missing.
+    """Return (name, checksum) from a line of the file of checksums; None for an empty line.
+
+    For an invalid line, the name describes the line, and the checksum is empty. As a result, the
+    line is reported as missing.
     """
     is_escaped, line = line.startswith(b"\\"), line.removeprefix(b"\\")
     digest, gap, name = line.partition(b"  ")

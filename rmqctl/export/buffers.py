@@ -1,7 +1,7 @@
 """Messages collected in memory until they are written, in the order of their partitions.
 
-`LineBuffer` contains them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both
-buffers return `Chunks`, which contain one chunk for each partition. A chunk is written to the
+`LineBuffer` contains lines of JSON or CSV; the buffer of `rmqctl.export.columns` contains Arrow
+columns. Each buffer returns `Chunks` with one chunk for each partition. A chunk is written to its
 partition's file or spilled (`rmqctl.export.spill`).
 """
 
@@ -55,7 +55,7 @@ class Chunks:
         return map(self.chunk, range(len(self)))
 
     def table(self, numbers: Sequence[int]) -> tuple[pa.Table, list[int]]:
-        """Return the chunks with the given numbers as one table, and the number of rows of each
+        """Return the chunks with the given numbers as one table, and the number of rows in each
         chunk. ``numbers`` must be ascending.
         """
         import pyarrow as pa

@@ -144,8 +144,10 @@ def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """Return two arrays: the indexes that sort the keys (equal keys keep their order), and, in the
-    sorted order, the position of each key's first occurrence, followed by the end.
+    """Return the indexes that sort the keys, and the start of each group of equal keys.
+
+    The sort is stable. The starts are positions in the sorted order; the last value is the number
+    of keys.
     """
     # Use the smallest type: numpy sorts types of one or two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")

@@ -1,7 +1,7 @@
 """``_rmqctl_export.json``: the contents of an export, their sources, and what is missing.
 
-Readers of data sets ignore file names that begin with ``_``. The list of files is written last and
-is kept in a temporary file until then, because it may be very long.
+Readers of data sets ignore files whose names begin with ``_``. The list of files may be very long.
+Until it is written at the end, it is kept in a temporary file.
 """
 
 from __future__ import annotations

@@ -67,12 +67,11 @@ def form_of(out: str) -> Form | None:
 def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: int | None = None,
                 manifest: bool = False, progress: Callable[[int], None] | None = None
                 ) -> ExportResult:
-    """Export the plans into the new file ``out``: at most ``count`` messages.
+    """Export at most ``count`` messages of the plans into the new file ``out``.
 
-    ``manifest``: whether to write the content, the missing ranges and the digest to
-    ``OUT.manifest.json``.
-    Raises: RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be
-    read.
+    ``manifest``: write the content, the missing ranges and the digest to ``OUT.manifest.json``.
+    Raises: RefusedError if ``out`` exists; StoreIOError if ``out`` cannot be written or nothing can
+    be read.
     """
     # Refuse every target before the export starts: nothing is replaced.
     targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]

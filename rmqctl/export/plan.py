@@ -32,8 +32,10 @@ from rmqctl.store.store import Sizes, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Minimum and maximum bytes of a range, unless the number of ranges is given."""
 BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
-"""Division of spilled messages into buckets. ``BUCKET``: bytes of log per bucket; fewer, down to
-``MIN_BUCKET``, if workers would otherwise be idle. ``MAX_BUCKETS``: maximum number of buckets.
+"""Division of spilled messages into buckets.
+
+``BUCKET``: bytes of log per bucket; fewer, down to ``MIN_BUCKET``, if workers would be idle.
+``MAX_BUCKETS``: maximum number of buckets.
 """
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
@@ -74,10 +76,11 @@ class StorePlan:
 def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
          folders: Sequence[str] = (), sizes: Sizes | None = None,
          compacted: bool = False) -> list[StorePlan]:
-    """Return the plan of each store. ``count``: number of ranges of each log (None: by size and
-    jobs). ``compacted``: whether to read topics with a compaction log from that log, as a broker
-    does.
-    Raises: NotAStoreError, StoreIOError for a store that cannot be opened at all.
+    """Return the plan of each store.
+
+    ``count``: number of ranges of each log; None: determined by size and jobs.
+    ``compacted``: read a topic with a compaction log from that log, as a broker does.
+    Raises: NotAStoreError, StoreIOError for a store that cannot be opened.
     """
     plans = []
     for number, name in enumerate(names):

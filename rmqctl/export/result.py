@@ -54,8 +54,8 @@ class StoreResult(ExportTally):
         self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
-        """Classify the spans after the last message: the zeros of the log's unused end are not
-        damage, and a record that a broker is still writing is not damage either.
+        """Classify the spans after the last message. The zeros of the log's unused end are not
+        damage. A record that a broker is still writing is not damage.
         """
         damaged = [span for span in self.tail if span.kind == DAMAGED]
         if damaged and self.plan.held:

@@ -102,8 +102,8 @@ class RangeSink:
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
-        """Write a chunk to its partition's file if the partition has a file or is large enough for
-        one. Return whether the chunk was written.
+        """Write a chunk to its partition's file, if the partition has a file or is large enough for
+        a file. Return whether the chunk was written.
         """
         count = chunks.counts[number]
         if not (code in self._open or count * share >= MIN_FILE_BYTES

@@ -38,8 +38,8 @@ TEXTS = ("json", "csv")
 """Text formats, which contain the rows that ``read`` writes. All other formats use Arrow columns.
 """
 ORIGIN = ("store", "file")
-"""Fields for the origin of a message: the store as the user named it, and the path of the file in
-it.
+"""Fields for the origin of a message: the store as named by the user, and the path of the file in
+the store.
 """
 PROVENANCE = ("position", "sha256")
 """Fields that identify a record's bytes: its position in the file, its digest."""

@@ -1,10 +1,11 @@
 """Spill messages of a range of a log to a file, if their partitions have few messages in the range.
 
-A range has at most one such file. It contains Arrow record batches, one for each buffer, with rows
-sorted by bucket and partition. A second file is its index: one record batch for each bucket, with
-the positions of each partition's messages. Both files exist only during one run, in the folder of
-the attempt that created them. They are read through memory maps: in each buffer, a bucket's rows
-are contiguous.
+A range has at most one such file. The file contains one Arrow record batch for each buffer, with
+rows sorted by bucket and partition. In each buffer, a bucket's rows are contiguous. A second file
+is the index: one record batch for each bucket, with the positions of each partition's messages.
+
+The files exist only during one run, in the folder of the attempt that created them. They are read
+through memory maps.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Add consecutive chunks of a table. For each chunk, ``codes`` contains its partition,
-        ``lengths`` its number of rows in the table, and ``rows`` its number of messages.
+        """Add consecutive chunks of a table. ``codes``: the partition of each chunk; ``lengths``:
+        its number of rows in the table; ``rows``: its number of messages.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()
@@ -144,10 +145,10 @@ def _index_schema(names: Sequence[str]) -> pa.Schema:
 
 
 class SpillReader:
-    """Reader of the messages that ranges of a store spilled. ``spilled``: (range number, name of
-    the attempt) for each of these ranges.
+    """Reader of the messages that ranges of a store spilled. A context manager; methods raise
+    StoreIOError.
 
-    A context manager. Methods raise StoreIOError.
+    ``spilled``: (range number, name of the attempt) for each of these ranges.
     """
 
     def __init__(self, folder: str, spilled: Sequence[tuple[int, str]]) -> None:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 class ExportRange(FileRange[StoreFile]):
     """Range number ``at`` of the log of store number ``store``.
 
-    ``name`` is the store as the user named it, ``relative`` the file's name in the store.
-    ``alone``: whether the store has no other range. ``buckets``: number of buckets for spilled
-    messages. ``batches``: None for a file of a commitlog; for any other file, a function that
-    yields the range's messages and passes unreadable ranges to its argument.
+    ``name``: the store as named by the user.
+    ``relative``: the file's name in the store.
+    ``alone``: the store has no other range.
+    ``buckets``: number of buckets for spilled messages.
+    ``batches``: None for a file of a commitlog. For other files, a function that yields the
+    messages and passes unreadable ranges to its argument.
     """
 
     store: int
@@ -52,12 +54,12 @@ class ExportRange(FileRange[StoreFile]):
 
 @dataclass(slots=True)
 class ExportedRange:
-    """The result of exporting a range, in which the frames at positions ``[first, position)`` were
-    read.
+    """The result of exporting a range. The frames at positions ``[first, position)`` were read.
 
-    ``files`` are in the folder ``attempt``; ``values`` are the values of their partitions.
-    ``spilled`` are the messages that are not in an export file yet. ``store`` and ``at``: see
-    `ExportRange`.
+    ``store`` and ``at``: see `ExportRange`.
+    ``files``: the export files, in the folder ``attempt``.
+    ``values``: values of the files' partitions.
+    ``spilled``: messages that are not in an export file yet.
     """
 
     store: int

@@ -80,8 +80,8 @@ class XlsxFile:
             sheet.write_string(row, column, text)
 
     def _local(self, value: int) -> datetime | None:
-        """Return a time in the workbook's time zone, without the zone, which a cell cannot store;
-        None if Excel has no date for it.
+        """Return a time in the workbook's time zone as a naive datetime, because a cell cannot
+        store a zone. Return None if Excel has no date for the time.
         """
         if not _FIRST <= value <= _LAST - 86_400_000:
             return None

@@ -1,7 +1,7 @@
-"""A store as a broker with a given ``broker.conf`` opens it, and the effects of the settings on
+"""A store as a broker with a given ``broker.conf`` opens it, and the effects of the settings at
 startup.
 
-A startup is predicted on a separate `Store`, which has the paths, layouts and sizes in the
+A startup is predicted with a separate `Store`, which has the paths, layouts and sizes from the
 ``broker.conf``. The original `Store` does not change.
 """
 
@@ -59,11 +59,13 @@ class SettingEffect(NamedTuple):
 
 @dataclass(slots=True)
 class Followed:
-    """Result of `follow`. ``store``: the store that the broker opens; the caller closes it unless
-    it is the original store. ``assumed``: settings that were determined without a ``broker.conf``.
+    """Result of `follow`.
 
-    ``elsewhere``: whether the broker's root is another folder. ``log_unopened``: whether the broker
-    opens none of the existing log files.
+    ``store``: the store that the broker opens; the caller closes it unless it is the original
+    store.
+    ``assumed``: settings that were determined without a ``broker.conf``.
+    ``elsewhere``: the broker's root is another folder.
+    ``log_unopened``: the broker opens none of the existing log files.
     """
 
     store: Store

@@ -34,10 +34,11 @@ _EDGES = " \t\r\n\f\"'"
 class Places:
     """The folders that the broker opens, relative to the store or absolute.
 
-    ``elsewhere``: whether the broker's root is another folder, so that it does not read the queues
-    and the configuration of this store. ``moved``: whether the broker's root is assumed to be the
-    folder from which the store was copied. ``log``: the folders of the log; ``setting``: the name
-    of the setting that determines them.
+    ``elsewhere``: the broker's root is another folder, so the broker does not read this store's
+    queues and configuration.
+    ``moved``: the broker's root is assumed to be the folder from which the store was copied.
+    ``log``: the folders of the log.
+    ``setting``: name of the setting that determines the folders of the log.
     """
 
     root: str | None

@@ -1,7 +1,7 @@
 """Search for topics, groups and committed offsets that a startup loses or that are already lost.
 
-`verify` (findings), `preflight` (losses), `impact` (groups that begin without an offset) and
-`recover` (what its config step restores) use this module.
+Used by `verify` (findings), `preflight` (losses), `impact` (groups that begin without an offset)
+and `recover` (entries that its config step restores).
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ class MetadataLosses:
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> MetadataLosses:
-    """Return all losses and defects. ``live``: whether a broker uses the store, and may write files
-    and backups while they are read. ``logged``: topics with messages in the log, if known.
-    ``release``: release of the broker that starts (None: the release that wrote the store).
+    """Return all losses and defects.
+
+    ``live``: a broker uses the store, so files and backups may change while they are read.
+    ``logged``: topics with messages in the log, if known.
+    ``release``: release of the broker that starts; None: the release that wrote the store.
     """
     return (_MetadataJudge(store, live, logged, release).run() if store.layout.reads("config")
             else MetadataLosses())
@@ -191,8 +193,8 @@ class _MetadataJudge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, entries: Table) -> None:
-        """Compare the entries that a broker loads with the entries of the other copy, which the
-        broker overwrites at its next writes.
+        """Compare the entries that a broker loads with those of the other copy, which the broker
+        overwrites at its next writes.
         """
         loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):
@@ -258,8 +260,8 @@ class _MetadataJudge:
         return bounds is None or position > bounds.first or not bounds.first
 
     def _gone(self, name: str, entries: Table) -> tuple[int | None, dict[str, object]]:
-        """Return the minimum number of entries that a file had (None: unknown; 0: nothing indicates
-        that it had entries), and the entries that can be restored.
+        """Return the minimum number of entries that a file had, and the entries that can be
+        restored. The number is None if unknown, and 0 if no evidence of entries exists.
         """
         readable = entries.other
         if name == TOPICS:
@@ -330,8 +332,8 @@ class _MetadataJudge:
         """Return the number of messages in these queues that at least one group of the topic has
         not consumed; 0 if no group reads the topic.
 
-        A queue counts only if a group has read it before, or if producers still write to it: its id
-        is less than ``written``, the topic's writeQueueNums.
+        ``written``: the topic's writeQueueNums. A queue counts only if a group has read it before,
+        or if producers still write to the queue: its id is less than ``written``.
         """
         committed: dict[str, dict[int, int]] = {}
         for (group, other_topic, queue_id), position in self._committed.items():
@@ -439,9 +441,11 @@ class _MetadataJudge:
     # -- the log's start ------------------------------------------------------------------------
 
     def _front(self) -> None:
-        """Judge whether log files are missing before the first existing file. A broker's cleaner
-        deletes the consume queue files of expired messages together with the log files. So
-        remaining consume queue files prove that the cleaner did not delete these log files.
+        """Judge whether log files are missing before the first existing file.
+
+        A broker's cleaner deletes log files together with the consume queue files of their
+        messages. If these consume queue files still exist, the cleaner did not delete the log
+        files.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):

@@ -104,8 +104,10 @@ class ReadableQueues:
     @cached_property
     def before_log(self) -> dict[str, int]:
         """Return, by topic, the number of entries in consume queue files that only point to missing
-        log files. A broker's cleaner deletes such a file together with these log files. The last
-        file of a queue does not count, as the cleaner never deletes it.
+        log files.
+
+        A broker's cleaner deletes such a consume queue file together with its log files. The
+        cleaner never deletes the last file of a queue, so the last file does not count.
         """
         counts: dict[str, int] = {}
         start = self._store.log.min_offset

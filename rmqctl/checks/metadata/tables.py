@@ -71,10 +71,12 @@ def group_of(topic: str) -> str | None:
 
 
 class Table(NamedTuple):
-    """The entries of one configuration file and its backup. ``loaded``: the entries that a broker
-    loads; None if the broker does not start with this file. ``other``: readable entries of the copy
-    that the broker does not load. ``loaded_counter``, ``other_counter``: the counters in the data
-    versions of the two copies (None: unknown).
+    """The entries of one configuration file and its backup.
+
+    ``loaded``: the entries that a broker loads; None if the broker does not start with this file.
+    ``other``: readable entries of the copy that the broker does not load.
+    ``loaded_counter``, ``other_counter``: the counters in the data versions of the two copies; None
+    if unknown.
     """
 
     file: ConfigFile

@@ -20,8 +20,8 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 MIN_LENGTH, STRETCHES = 1 << 20, 256
-"""``MIN_LENGTH``: minimum length of a stretch in bytes. ``STRETCHES``: approximate number of
-stretches in a log, in addition to one for each file.
+"""``MIN_LENGTH``: minimum length of a stretch in bytes.
+``STRETCHES``: approximate number of stretches in a log, plus one for each file.
 """
 _MAX_ROWS = 2 << 20
 """Maximum number of columns of runs (40 bytes each) that all stretches together keep."""
@@ -41,12 +41,14 @@ class SurveyState(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """The results of a survey for the frames of a stretch, positions ``[start, end)`` of a file.
+    """The survey of a stretch: the frames at positions ``[start, end)`` of a file.
 
-    ``before`` and ``behind``: state of the survey at the start and the end. ``reach``: end of the
-    bytes that were read. ``rows``: the runs; ``found``: all other results. ``first``: store time of
-    the first message, None without messages. ``waiting``: number of damaged regions after the last
-    message.
+    ``before`` and ``behind``: state of the survey at the start and at the end.
+    ``reach``: end of the bytes that were read.
+    ``rows``: the runs.
+    ``survey``: all other results.
+    ``first``: store time of the first message; None without messages.
+    ``waiting``: number of damaged regions after the last message.
     """
 
     start: int

@@ -27,9 +27,8 @@ kinds, ``MAX_ODD`` for rare kinds.
 
 @dataclass(slots=True)
 class Run:
-    """A run: messages of one queue with consecutive queue offsets ``[first, end)``, in log order.
-
-    ``low`` and ``high``: physical offsets of the first and the last message.
+    """Messages of one queue with consecutive queue offsets ``[first, end)``, in log order. ``low``
+    and ``high``: physical offsets of the first and the last message.
     """
 
     first: int
@@ -39,9 +38,11 @@ class Run:
 
 
 def joined(rows: Array) -> Array:
-    """Merge adjacent runs of each queue. Runs are given and returned by column, int64 of shape (5,
-    n): queue number, first queue offset, end, physical offsets of the first and the last message.
-    The result is sorted by queue number; the runs of a queue are in log order.
+    """Merge adjacent runs of each queue.
+
+    Runs are given and returned by column, int64 of shape (5, n): queue number, first queue offset,
+    end, physical offsets of the first and the last message. The result is sorted by queue number;
+    the runs of a queue stay in log order.
     """
     if not rows.shape[1]:
         return rows
@@ -65,9 +66,9 @@ class Runs:
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
-        """Breaks between two runs of a queue (the first `MAX_ODD`): physical offsets of the
-        messages before and after the break, and whether queue offsets are missing between them
-        (otherwise offsets repeat).
+        """The first `MAX_ODD` breaks between two runs of a queue. Each break is (physical offset of
+        the message before, physical offset of the message after, flag). The flag is True if queue
+        offsets are missing, and False if they repeat.
         """
 
     @property
@@ -124,14 +125,15 @@ class Runs:
 
 @dataclass(slots=True)
 class Region:
-    """A damaged region: physical offsets ``[start, end)`` of file number ``file``, without intact
-    records.
+    """A damaged region without intact records: physical offsets ``[start, end)`` of file number
+    ``file``.
 
-    ``before`` and ``after``: store times of the adjacent intact messages, None without a message.
-    ``extents``: physical offset and size of damaged records, where these are certain. ``dirty``:
-    whether any byte is not zero. ``previous``: physical offset of the message that ends at the
-    start of the region. ``starts``: physical offsets where a record must have begun. ``doubtful``:
-    see `rmqctl.scan.frames.Span`.
+    ``before`` and ``after``: store times of the adjacent intact messages; None without a message.
+    ``dirty``: at least one byte is not zero.
+    ``previous``: physical offset of the message that ends at the start of the region.
+    ``extents``: physical offset and size of damaged records, if certain.
+    ``starts``: physical offsets at which a record must have begun.
+    ``doubtful``: see `rmqctl.scan.frames.Span`.
     """
 
     file: int
@@ -147,8 +149,8 @@ class Region:
 
     @property
     def time(self) -> int:
-        """Return a store time for a record that is written in this region: at most that of the next
-        message, and above 0.
+        """Return a store time for a record that is written in this region. The time is positive and
+        not later than the next message's time.
         """
         times = [time for time in (self.before, self.after) if time is not None and time > 0]
         return min(times, default=1)
@@ -187,13 +189,13 @@ class Survey:
     one.
     """
     glued: list[int] = field(default_factory=list)
-    """Physical offsets of the first few messages whose appended CRC matches, but is not separated
-    from the property before it, so that no broker finds the CRC. Brokers write batches like this.
+    """Physical offsets of the first messages whose appended CRC matches, but is not separated from
+    the property before it. No broker finds such a CRC. Brokers write batches like this.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
-    """The first few messages whose store time is out of order, while the store times of their two
-    neighbours are in order. For each: physical offset, store time of the previous message (-1 if it
-    does not exist), store time of the next message (2^62 if it does not exist).
+    """The first messages whose store time is out of order, while those of their two neighbours are
+    in order. Each is (physical offset, store time of the previous message or -1, store time of the
+    next message or 2^62).
     """
     newest_before_last: int = -1
     """The greatest store time of all messages except the last message of the log."""
@@ -261,10 +263,10 @@ class Survey:
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return the physical offsets of messages with a wrong appended CRC; an empty set unless
-        most of the store's messages have an appended CRC.
+        """Return the physical offsets of messages with a wrong appended CRC. The set is empty
+        unless most of the store's messages have an appended CRC.
 
-        Messages without an appended CRC are not included, because a broker reads them (commitlog.md
-        §5.4): another version may have written them, or the feature may have been off at the time.
+        A missing CRC is not a reason for doubt, because a broker reads these messages (commitlog.md
+        §5.4).
         """
         return set(self.wrong_crcs) if self.has_crcs else set()

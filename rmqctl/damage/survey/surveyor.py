@@ -44,8 +44,8 @@ Event = tuple[int, Callable[[], None]]
 _SLACK = 1000
 """Maximum time in ms by which a store time may be out of order without being reported."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Maximum time in ms between the first two messages, and between the last two messages. After a
-longer time, the first or the last message is reported as out of order.
+"""Maximum time (ms) between the first two messages, and between the last two messages. After a
+longer pause, the first or the last message is reported as out of order.
 """
 _FAR = 1 << 61
 """Limit to which store times (ms) are reduced, so that adding a pause does not overflow. It is far
@@ -58,8 +58,8 @@ _PENDING = 1 << 17
 class Surveyor:
     """Scans the parts of a log, file by file.
 
-    ``batch_topics``: topics with batch queues. ``store``: the store whose consume queues determine
-    the queue ids of light queues, if any.
+    ``batch_topics``: topics with batch queues. ``store``: its consume queues determine the queue
+    ids of light queues.
     """
 
     def __init__(self, generation: int, batch_topics: Iterable[str],
@@ -85,9 +85,9 @@ class Surveyor:
         """Return a survey of all parts. Stretches that have not changed since the last scan are not
         read.
 
-        ``rejected``: physical offsets of records that count as damaged. ``confirmed``: size, by
-        physical offset, of records in damaged bytes that other evidence proves. The scan cannot
-        prove them, as they have no body and no intact record follows.
+        ``rejected``: physical offsets of records that count as damaged. ``confirmed``: sizes, by
+        physical offset, of records in damaged bytes that other evidence proves. The scan alone
+        cannot prove these records: they have no body, and no intact record follows.
         Raises: StoreIOError if a file cannot be read.
         """
         self._rejected = np.array(sorted(rejected), np.int64)
@@ -229,8 +229,8 @@ class Surveyor:
             [self._rows, *self._pending], axis=1)), []
 
     def _spans(self, number: int, source: Source, spans: Sequence[Span]) -> None:
-        """Record adjacent spans of damage and zeros as regions, split at confirmed records. Zeros
-        are included because the first bytes of a record may be zeroed.
+        """Record adjacent spans of damage and zeros as regions, split at confirmed records. Spans
+        of zeros are included, because the first bytes of a record may be zeroed.
         """
         start, end = spans[0].offset, spans[-1].end
         position = start
@@ -328,8 +328,10 @@ class Surveyor:
 
     def _in_order(self, number: int, batch: Batch, bad: Array,
                   between: Sequence[Event]) -> None:
-        """Process intact messages, damaged records (``bad``: their numbers in the batch) and other
-        events in log order; each damaged record becomes a region.
+        """Process the events of a batch in log order: intact messages, damaged records and the
+        events ``between``.
+
+        ``bad``: numbers of the damaged records in the batch. Each of them becomes a region.
         """
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
@@ -371,8 +373,8 @@ class Surveyor:
                 queue, some.column("queue_offset"), some.offset, some.column("total_size")]))
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
-        """Record a series of intact messages: store times of the first and the last message,
-        physical offset and size of the last message.
+        """Record consecutive intact messages. ``first`` and ``time``: store times of the first and
+        the last message. ``place`` and ``size``: physical offset and size of the last message.
         """
         self._settle(first)
         if self._first is None:

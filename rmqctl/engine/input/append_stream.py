@@ -174,10 +174,10 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
                  dry_run: bool = False, auto_create_topic: bool = False,
                  keep_queue_offsets: bool = False, outside: Iterable[str] = (),
                  clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
-    """Open a store for writing and close it, cleanly if nothing failed.
+    """Open a store for writing. Close the store at the end, cleanly if nothing failed.
 
-    ``outside``: further folders that may be written; see `Engine.open`. ``dry_run``: whether to
-    open the store read-only; the results are the same as those of a real run.
+    ``outside``: further folders that may be written; see `Engine.open`. ``dry_run``: open the store
+    read-only; the results are the same.
     """
     opener = DryRunEngine.open if dry_run else Engine.open
     engine = opener(root, settings, commitlog_dirs=commitlog_dirs, clock=clock,

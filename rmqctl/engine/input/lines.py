@@ -1,9 +1,8 @@
 """Read JSON lines from a descriptor in bounded memory, and convert them to structs.
 
-Lines are returned in groups, one group for each read. So a line from a slow pipe is acknowledged at
-once, and a file is processed in large pieces. `Typed` decodes a line fast; a line that the fast
-decoder rejects is parsed again more slowly, with support for lone surrogates and with an exact
-error.
+Each read returns a group of lines. A line from a slow pipe is acknowledged at once; a file is
+processed in large pieces. `Typed` decodes a line fast. A line that the fast decoder rejects is
+parsed again: this is slower, but supports lone surrogates and reports exact errors.
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
 def parse(line: bytes) -> dict[str, Any]:
     """Parse the JSON object in a line, slowly but exactly.
 
-    Lone surrogates are kept. A number that is out of the range of all fields is replaced by another
-    such number.
+    Lone surrogates are kept. A number outside the range of all fields is replaced by another number
+    outside this range.
     Raises: InputError with the fault and its position.
     """
     try:
@@ -222,10 +221,9 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 class Typed(Generic[_Fields]):
-    """Decodes JSON objects to a struct; unknown fields are ignored.
+    """Decodes JSON objects to a struct and ignores unknown fields.
 
-    Texts may contain the lone surrogates U+DC80 to U+DCFF, which represent bytes that are not
-    UTF-8.
+    Texts may contain the lone surrogates U+DC80 to U+DCFF. They represent bytes that are not UTF-8.
     """
 
     def __init__(self, fields: type[_Fields]) -> None:

@@ -218,8 +218,8 @@ class Replay(_Sent[_Timed]):
 
 
 class Recorded(_Way[_Stored, Record]):
-    """Converter of stored records. If ``magic`` is 0 or an offset is -1, the record lacks this
-    value, and the engine chooses it.
+    """Converter of stored records. The engine chooses ``magic`` if it is 0, and each offset that is
+    -1.
 
     A body that does not match its ``body_crc`` is rejected: a broker would truncate the log at this
     record.

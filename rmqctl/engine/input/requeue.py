@@ -18,8 +18,8 @@ _TOGETHER = 64
 
 
 class ConvertedLetter(NamedTuple):
-    """A dead letter and its message object; or, if it has none, the ``status`` and the ``reason``.
-    ``msg_id``: the id of the message that an earlier requeue created.
+    """A dead letter and its message object; without a message object, the ``status`` and the
+    ``reason``. ``msg_id``: id of the message that an earlier requeue created.
     """
 
     letter: DeadLetter

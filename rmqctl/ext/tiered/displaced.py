@@ -91,8 +91,8 @@ def _repeats(source: Source, start: int, position: int) -> bool:
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
-    """Return the message of a queue at a position, even if its physicalOffset is wrong; None if the
-    position has no intact message of the queue.
+    """Return the queue's message at a position, even if its physicalOffset is wrong. Return None if
+    the position has no intact message of the queue.
     """
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:

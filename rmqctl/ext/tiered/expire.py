@@ -186,8 +186,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Return whether all messages of a segment are older than ``limit``. If the metadata shows
-        that a message is newer, no message is read.
+        """Return whether all messages of a segment are older than ``limit``. No message is read if
+        the metadata shows a newer message.
         """
         if not segment.usable:
             return True

@@ -307,9 +307,9 @@ class FlatQueue:
         return data[:unit.size]
 
     def record(self, queue_offset: int) -> message.Record:
-        """Return the message of a queue offset, after a check of its size and queue offset.
+        """Return the message of a queue offset, after a check of its size and queue offset. Topic
+        and queue id are not checked (see `rmqctl.ext.tiered.verify.verify`).
 
-        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
         Raises: FormatError (with the offset) if the message is missing or does not match its unit.
         """
         unit = self.unit(queue_offset)

@@ -21,9 +21,10 @@ _MAX_DOUBTFUL = 10_000
 
 
 class SegmentSlots:
-    """Decides which records after damage are messages. `batches` is called for each segment of a
-    queue's commit log, in order, and each scan starts at the segment's start. Only the first scan
-    may start later: after the record ``last`` (position, end).
+    """Decides which records after damage are messages.
+
+    Call `batches` for each segment of a queue's commit log, in order. Each scan starts at the
+    segment's start; only the first scan may start later, after the record ``last`` (position, end).
     """
 
     def __init__(self, log: FlatFile, name: QueueName,
@@ -63,8 +64,8 @@ class SegmentSlots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return (position, size) of each doubtful record that is a message. A record that is
-        proven not to be a message is no longer marked as doubtful.
+        """Return (position, size) of each doubtful record that is a message. Records that are
+        proven not to be messages are no longer marked as doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]

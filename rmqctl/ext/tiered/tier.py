@@ -1,7 +1,7 @@
 """A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
 
 Files take precedence over metadata, which may be stale and is often lost first. Unreadable parts
-are reported as problems (texts), and all other parts are read.
+are reported as problems (texts). All other parts are read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Evidence for the offsets of messages, from the units of a queue and the index items of its
-broker.
+"""Evidence for the offsets of messages: the units of a queue and the index items of its broker.
 
 This is the tier's counterpart of `rmqctl.store.log.witness`. It is used only after damage in a
-commit log, to decide whether a frame is a message or part of a message body: a frame in a body has
-neither a unit nor an index item.
+commit log, to decide whether a frame is a message or part of a message body. A frame in a body has
+no unit and no index item.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NEAR = 64
 
 
 class KnownItems:
-    """The index items of a broker, uploaded or not, by queue id. Items are read on demand.
+    """The index items of a broker by queue id, uploaded or not. Items are read on demand.
 
     ``folder``: folder of the uploaded files, in the tier. ``local_folder``: folder of the files
     that are not uploaded.
@@ -68,10 +67,12 @@ class KnownItems:
 
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
-        """Yield (offset in the commit log, size, key) for each item that has this queue id and
-        points to one of ``places`` (ascending); the topics of the items may differ. ``stored``: the
-        store times (ms) of the messages at ``places``. If an item's time was computed from the
-        message's store time, the yielded key contains the exact store time.
+        """Yield (offset in the commit log, size, key) for items with this queue id that point to
+        one of ``places``. The topics of the items may differ.
+
+        ``places``: offsets, ascending. ``stored``: store times (ms) of the messages at ``places``.
+        If an item's time was computed from its message's store time, the key contains the exact
+        store time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -161,8 +162,8 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """Treat undecided frames (position, size) as messages from now on. Return whether any of
-        these frames was not yet treated as a message.
+        """Treat undecided frames (position, size) as messages from now on. Return whether at least
+        one of these frames is new.
         """
         before = len(self._kept)
         self._kept.update(frames)
@@ -226,8 +227,9 @@ class QueueWitness:
 
     def confirms(self, record: Record) -> bool | None:
         """Return whether the unit of the record's queue offset points to the record; None if the
-        unit is unknown. Return False for a record of another queue, since a commit log contains
-        only one queue.
+        unit is unknown.
+
+        Return False for a record of another queue: a commit log contains only one queue.
         """
         if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
             return False

@@ -29,9 +29,10 @@ class DatabaseDump:
         self.faults = 0
 
     def rows(self) -> Iterator[Fields]:
-        """Yield a row for each entry; ``key`` is its key as text, with non-text bytes escaped. At
-        damage, a row reports the fault, and the rest of that column family is omitted.
+        """Yield a row for each entry. ``key``: the entry's key as text, with non-text bytes
+        escaped.
 
+        Damage is reported in a row; the rest of that column family is then skipped.
         Raises: FormatError, StoreIOError or MissingExtraError if the database cannot be opened.
         """
         number = 0

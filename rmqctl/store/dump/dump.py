@@ -117,8 +117,7 @@ def _parts(path: str) -> list[str]:
 class Dump(Closing):
     """An opened file: its ``kind``, its rows, and remarks on what was read.
 
-    ``faults``: the number of faults in the rows yielded so far; ``notes``: the remarks, as
-    sentences.
+    ``faults``: number of faults in the rows yielded so far. ``notes``: the remarks, as sentences.
     """
 
     def __init__(self, path: str, options: DumpOptions) -> None:

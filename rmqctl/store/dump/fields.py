@@ -105,11 +105,10 @@ class Target:
         self.notes.append(f"the file shrank while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of ``[start, end)``, in complete units of ``unit`` bytes, without
-        the zeroed parts.
+        """Yield (position, bytes) of ``[start, end)``, in complete units of ``unit`` bytes.
 
-        With the option ``every``, zeroed parts are also yielded. If the file has shrunk, the
-        iteration stops at the new end of the file.
+        Zeroed parts are skipped unless the option ``every`` is set. If the file has shrunk, the
+        iteration stops at its new end.
         """
         step = max(CHUNK // unit, 1) * unit
         position = start

@@ -27,7 +27,7 @@ _NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
     """Return the physical offset of the file's first byte, computed from the record at
-    ``position``; None if the size fields of that record do not match.
+    ``position``. Return None if the record's size fields do not match.
     """
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:

@@ -82,7 +82,7 @@ def config_rows(target: Target) -> Iterator[Row]:
 
 def client_offset_rows(target: Target) -> Iterator[Row]:
     """Yield one row per queue, then the faults and oddities. For a file that no client can read,
-    yield a row with the reason, and note how a client reacts.
+    yield the reason and note how clients react.
     """
     try:
         rows, faults, oddities = client_offsets.parse(_whole(target))

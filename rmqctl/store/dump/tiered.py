@@ -66,8 +66,8 @@ def tiered_log_rows(target: Target) -> Iterator[Row]:
 # -- index files -----------------------------------------------------------------------------------
 
 def tiered_index_rows(target: Target) -> Iterator[Row]:
-    """Yield the header, the used slots and the items of a plain or compacted index file; --from
-    gives the number of the first item.
+    """Yield the header, the used slots and the items of a plain or compacted index file. ``--from``
+    is the number of the first item.
     """
     raw = target.read(0, fmt.HEADER.size)
     if not target.size:

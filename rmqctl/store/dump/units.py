@@ -22,8 +22,9 @@ from rmqctl.store.dump.fields import CHUNK, Row, Target
 from rmqctl.store.index.shape import decide
 
 Judged = tuple[str, Row, tuple[str, str] | None]
-"""The result of checking a unit: its type, values in addition to its fields, and (field path,
-reason) if it is damaged."""
+"""The checked unit: (type, values in addition to its fields, damage). The damage is (field path,
+reason) or None.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +250,8 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.I
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Yield the header, used slots and entries. --from gives the number of the first entry; with
-    --from, header and slots are omitted.
+    """Yield the header, used slots and entries. ``--from`` is the number of the first entry. With
+    ``--from``, header and slots are omitted.
     """
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.

@@ -82,9 +82,12 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Settings of a broker: maximum units and bytes of a read (``readAheadMessageCountThreshold``
-    and ``…SizeThreshold``), maximum bytes of an answer (``maxTransferBytesOnMessageInMemory``), and
-    the number of units to read ahead if a single message is requested (pop).
+    """Settings of a broker.
+
+    ``count`` and ``size``: maximum units and bytes of a read (``readAheadMessageCountThreshold``
+    and ``…SizeThreshold``).
+    ``transfer``: maximum bytes of an answer (``maxTransferBytesOnMessageInMemory``).
+    ``single``: number of units to read ahead if a single message is requested (POP).
     """
 
     count: int = 4096

@@ -37,8 +37,8 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
-    """Yield the selected messages, queue after queue. Report the source of each range as a note,
-    and a range that is in neither store as damage.
+    """Yield the selected messages, queue after queue. The source of each range is reported as a
+    note. A range that is in neither store is reported as damage.
     """
     queues = [queue_id for queue_id in routed_queues(router, topic)
               if wanted.queue_id in (None, queue_id)]
@@ -137,8 +137,8 @@ class _QueueReader:
 
 @dataclass(slots=True)
 class RoutedKey:
-    """Messages with a key in the ``local`` store and in the ``tier``. ``answer``: the complete
-    answer of the tier's index, None if the tier was not asked.
+    """Messages with a key: ``local`` from the local store, ``tier`` from the tier. ``answer``: the
+    complete answer of the tier's index; None if the tier was not asked.
     """
 
     local: list[Record] = field(default_factory=list)
@@ -157,10 +157,12 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                report: Report = lambda _problem: None) -> RoutedKey:
     """Return the messages with a key; messages of the local store come first.
 
-    The tier is searched for messages older than the first message of the local store.
-    ``as_broker``: whether to follow 5.3.3, which searches the tier under every strategy, in a time
-    window with an exclusive end, and also returns messages that have another key with the same
-    hash. Without ``as_broker``, a message that is in both stores is returned once.
+    The tier is searched for messages older than the first message of the local store. A message
+    that is in both stores is returned once.
+
+    ``as_broker``: follow 5.3.3. This release searches the tier under every strategy, in a time
+    window with an exclusive end. Its answer contains duplicates, and messages that have another key
+    with the same hash.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()

@@ -56,9 +56,11 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages; the
-    first ``expired`` of these messages have expired in the local log. ``trouble``: why the tier
-    could not be read.
+    """A pull's answer and its source.
+
+    ``passed_over``: number of missing or damaged messages. The first ``expired`` of them have
+    expired in the local log.
+    ``trouble``: why the tier could not be read.
     """
 
     side: Side
@@ -265,10 +267,10 @@ class Router:
 
     def pulls(self, topic: str, queue_id: int, offset: int | None = None,
               count: int = MAX_COUNT) -> Iterator[tuple[int, RoutedGet]]:
-        """Yield the (requested offset, answer) of each pull of a consumer, up to the queue's end.
+        """Yield (requested offset, answer) for each pull of a consumer, up to the queue's end.
 
-        Start at the queue's first offset if ``offset`` is None. Skip ranges that neither store can
-        answer; a real consumer would hang at such a range.
+        If ``offset`` is None, start at the queue's first offset. Ranges that neither store can
+        answer are skipped; a real consumer would hang there.
         """
         queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:

@@ -1,7 +1,7 @@
-"""Append to the last segment of a flat file; begin a new segment where a broker would (tiered.md
-§2).
+"""Append to the last segment of a flat file. A new segment begins where a broker would begin one
+(tiered.md §2).
 
-Appended data is written to the files at once, but the metadata records it only after the commit.
+Data is written to the files at once. The metadata records the data only after the commit.
 """
 
 from __future__ import annotations

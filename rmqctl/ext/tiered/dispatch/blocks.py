@@ -35,10 +35,10 @@ _TOTAL = layout.field(message.Message, "total_size")
 
 @dataclass(slots=True)
 class Block:
-    """Messages of one queue in the form in which they are uploaded, back to back in ``data``.
+    """Messages of one queue as they are uploaded, back to back in ``data``.
 
-    ``offset``: the first message's queue offset. ``base``: the first message's tiered offset.
-    ``end``: the position after each message in ``data``.
+    ``offset`` and ``base``: queue offset and tiered offset of the first message. ``end``: the end
+    position of each message in ``data``.
     """
 
     queue: LocalQueue
@@ -67,8 +67,8 @@ class Block:
 
     @property
     def times(self) -> Array:
-        """The correct store times (ms) of the messages. From a message with an IPv6 born host, a
-        broker reads a wrong time.
+        """The correct store times (ms) of the messages. If the born host is IPv6, a broker reads a
+        wrong time.
         """
         return self.batch.column("store_timestamp")
 
@@ -152,11 +152,11 @@ def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
 
 def _blocks(group: list[WindowRows], cut: WindowRecords,
             place: Callable[[LocalQueue], int]) -> Iterator[Block]:
-    """Yield the blocks of a group; each block ends before its first record that does not match its
+    """Yield the blocks of a group. A block ends before its first record that does not match its
     consume queue entry.
 
-    The records are joined first, so the next steps find them in the processor's cache. A single
-    check suffices if all records of a group are valid.
+    The records are joined first, so the next steps find them in the processor's cache. If all
+    records of a group are valid, a single check suffices.
     """
     bases = [place(taken.queue) for taken in group]
     rows = np.concatenate([taken.rows for taken in group])
@@ -228,9 +228,8 @@ def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
 
 
 def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
-    """Return the tests of records. Each test consists of a reason to refuse a record, and a boolean
-    array: whether each record passes. A record that fails several tests is refused for the first
-    reason.
+    """Return the tests of records. Each test is (reason to refuse a record, boolean array: True if
+    the record passes). The first failed test determines the reason.
     """
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -307,7 +306,7 @@ class Sweep:
         self._buffers = WindowBuffers()
 
     def windows(self) -> Iterator[Iterator[Block]]:
-        """Yield an iterator over the blocks of each window. Blocks are built on demand, so read all
+        """Yield an iterator over the blocks of each window. Blocks are built on demand: read all
         blocks of a window before you request the next window.
         """
         # Order the queues by the place of their next message in the log.

@@ -1,7 +1,7 @@
 """Reusable memory for large pieces of data.
 
-On many machines (above all virtual ones) a fresh page costs more than filling it, so the data of
-all windows is kept in a few buffers.
+On many machines, above all virtual ones, getting a fresh page costs more than filling it. Therefore
+the data of all windows is kept in a few buffers.
 """
 
 from __future__ import annotations

@@ -132,9 +132,10 @@ class Dispatch:
 
     def _refuse_unknown(self, where: str) -> None:
         """Raise RefusedError if the tier contains a topic that the metadata does not contain.
-        Metadata is saved before any message is uploaded, so the metadata was lost or is outdated.
-        If the upload continued, topics would get new ids, and the index items of one topic would
-        belong to another topic.
+
+        Metadata is saved before any message is uploaded, so the metadata was lost or is outdated. A
+        further upload would give topics new ids; the index items of one topic would then belong to
+        another topic.
         """
         broker = self.options.cluster, self.options.broker
         # Use another `Tier`: this one caches its folders, and must see the result of `prepare`.
@@ -326,9 +327,9 @@ class AppendedWindow:
 
 
 class Stages:
-    """Three steps, each in its own thread: append, commit, index. A context manager.
+    """Context manager that runs three steps, each in its own thread: append, commit, index.
 
-    Windows pass through the steps in order. If a step fails, no later step begins; `submit` or the
+    Windows pass through the steps in order. If a step fails, no later step begins. `submit` or the
     end of the context raises the error.
     """
 

@@ -94,7 +94,7 @@ class IndexFolder:
 
 
 class IndexRun:
-    """Adds the keys of uploaded messages to the index, and records its progress in a file. Call
+    """Adds the keys of uploaded messages to the index and records the progress in a file. Call
     `catch_up` first and `commit` last.
     """
 
@@ -106,7 +106,7 @@ class IndexRun:
         self._noting = Lock()
 
     def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
-        """Index messages that an earlier run uploaded but did not index; return notes for the user.
+        """Index messages that an earlier run uploaded but did not index. Return notes for the user.
         ``queues``: the tier's queues with the ids of their topics.
         """
         by_key = {(queue.name.topic, queue.name.queue_id): (queue, topic_id)

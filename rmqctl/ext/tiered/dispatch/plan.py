@@ -1,5 +1,7 @@
-"""Plan a dispatch: for each local queue, where its upload starts or why the queue is skipped, and
-which messages are committed together (tiered.md §7).
+"""Plan a dispatch (tiered.md §7).
+
+The plan states for each local queue the start of its upload, or the reason why the queue is
+skipped. It also determines which messages are committed together.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ def flat_queue(reader: TierReader, name: QueueName) -> FlatQueue:
 
 def same_message(local: LocalQueue) -> TagsOf:
     """Return a function that compares a tiered record with the local record at the same queue
-    offset. It returns the tags code if the records are the same message, else None.
+    offset. The function returns the tags code if both are the same message, else None.
     """
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 

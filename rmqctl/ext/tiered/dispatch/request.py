@@ -33,9 +33,10 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request for a dispatch. ``given``: values of settings that the user passed, by the field
-    names of `TierSettings`; None for a setting that was not passed.
+    """Request for a dispatch.
 
+    ``given``: settings that the user passed, by the field names of `TierSettings`; None for all
+    others.
     ``outside``: folders to which links in the tier may point.
     """
 
@@ -104,9 +105,7 @@ class DispatchObserver:
 
 @dataclass(frozen=True, slots=True)
 class DispatchTarget:
-    """Target of a dispatch: the tier root, its metadata (existing or not), and the broker's local
-    root with the index files that are not uploaded.
-    """
+    """Target of a dispatch: a tier and the path of its metadata, which may not exist yet."""
 
     tier: str
     metadata_path: str

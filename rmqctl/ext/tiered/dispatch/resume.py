@@ -44,9 +44,12 @@ code, or None if the record is not the queue's message with this offset.
 
 @dataclass(slots=True)
 class QueueCompletion:
-    """Changes of a queue. ``units``: number of added units. ``cut``: for each truncation, (file,
-    number of truncated bytes, path of their copy). ``fault``: why the queue cannot be continued.
+    """Changes of a queue.
+
+    ``units``: number of added units.
+    ``cut``: for each truncation, (file, number of truncated bytes, path of their copy).
     ``entries``: number of changed metadata entries.
+    ``fault``: why the queue cannot be continued.
     """
 
     units: int = 0
@@ -121,11 +124,11 @@ def plan_resume(queue: FlatQueue, metadata: Metadata,
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Remove segments after a gap from ``queue`` (in memory only) if the metadata does not confirm
-    them. Return the removed segments.
+    """Remove segments after a gap from ``queue`` if the metadata does not confirm them. Only the
+    object in memory changes. Return the removed segments.
 
     After a power failure a segment may be on disk although the end of the previous segment is not.
-    Nothing in such a segment was ever committed.
+    No byte of such a segment was ever committed.
     """
     loose = []
     for flat in (queue.consume_queue, queue.commit_log):
@@ -182,8 +185,10 @@ def _damage_inside(queue: FlatQueue) -> str | None:
 
 
 def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
-    """Return two values. The first is the position and end of the last message with a unit; None
-    if no message has a unit or the unit is invalid. The second is why the unit is invalid, or None.
+    """Return (position, end) of the last message with a unit, and a fault.
+
+    The first value is None if no message has a unit or the unit is invalid. The second value is the
+    reason why the unit is invalid, or None.
     """
     log = queue.commit_log
     unit = queue.unit(queue.commit_offset - 1) if queue.commit_offset > queue.cq_start else None
@@ -205,8 +210,9 @@ def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
     """Return the messages of the commit log that continue the queue after the message ``last``, and
-    the end of the last intact frame. ``last``: position and end of a message; None: begin at the
-    start of the log.
+    the end of the last intact frame.
+
+    ``last``: position and end of a message; None: begin at the start of the log.
     """
     has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -380,8 +386,8 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
     """Complete the queues of a tier one after the other, and save the metadata at the end.
 
     ``outside``: folders to which links may point.
-    Raises: NotAStoreError, UsageError (no metadata), RefusedError (saving the metadata would lose a
-    part of it), StoreHeldError, StoreIOError.
+    Raises: NotAStoreError, StoreHeldError, StoreIOError; UsageError without metadata; RefusedError
+    if saving would lose a part of the metadata.
     """
     with Tier.open(root, metadata) as tier:
         path, broker_root, tier_root = tier.metadata_path, tier.broker_root, tier.name

@@ -159,8 +159,8 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
 
 
 def _oldest(run: Dispatch) -> int | None:
-    """Return the store time of the oldest message to upload. If no such message can be read, return
-    the store time of the first message in the store.
+    """Return the store time of the oldest message to upload. If none of these messages is readable,
+    return the store time of the first message in the store.
     """
     log = run.store.log
     rows = [upload.local.row(upload.outcome.start) for upload in run.uploads]

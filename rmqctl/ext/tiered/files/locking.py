@@ -18,8 +18,10 @@ from rmqctl.parse_values import is_url
 def refuse_noted(root: str, metadata_path: str, metadata: str | None,
                  outside: Sequence[str]) -> None:
     """Raise RefusedError if the metadata, or the index files beside it, are outside the tier and
-    its parent folder. Files that the user named with ``metadata``, or that are in a folder of
-    ``outside``, are allowed.
+    its parent folder.
+
+    Files that the user named with ``metadata`` are allowed, as are files in a folder of
+    ``outside``.
     """
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)

@@ -2,8 +2,8 @@
 
 A broker keeps this file in ``config/`` of its local root, beside ``tiered_index_file/``. A tier
 outside the local root contains a note with the path of its metadata (`NOTE`). The note is valid
-only in the folder in which it was written: in a copy of the tier it would point to the original's
-metadata.
+only in the folder in which it was written. In a copy of the tier the note would point to the
+original's metadata.
 
 A 5.3.3 broker overwrites the file in place. rmqctl replaces the file atomically and keeps the
 previous file as ``.bak``.
@@ -137,7 +137,7 @@ def exists(path: str) -> bool:
 
 def noted_path(root: str) -> str | None:
     """Return the path in a tier's note, even if the metadata file does not exist. Return None if
-    the tier has no note, or if the note is invalid or was written in another folder.
+    the note is missing or invalid, or was written in another folder.
     """
     try:
         with open(os.path.join(root, NOTE), "rb") as file:

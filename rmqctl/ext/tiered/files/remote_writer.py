@@ -1,14 +1,12 @@
 """Write to a tier at a URL through fsspec.
 
-Object stores have no append. Appended data is therefore kept locally until `commit`: in memory, or
-in a temporary file if large. `commit` appends the data to the file if the driver can. Otherwise it
-rewrites the file: old and new bytes are written to a staged file below `ASIDE`, which then replaces
-the old file.
+Object stores have no append. Appended data is kept locally until `commit`: in memory, or in a
+temporary file if large. `commit` appends the data to the file if the driver can. If not, it writes
+old and new bytes to a staged file below `ASIDE`, which then replaces the old file.
 
-Durability: when a commit returns, the driver has closed the file, with the guarantees of its
-service (an object store has stored the object; a local file has been fsynced, but its directory
-entry has not). The writer itself reads uncommitted data, as with a local folder; other readers see
-the data after the commit.
+When a commit returns, the driver has closed the file. Durability depends on the service: an object
+store has stored the object; a local file has been fsynced, but not its directory entry. Until the
+commit, only the writer itself reads the appended data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The broker settings with which a tier is written; they are saved in the tier (tiered.md §15).
 
-``DIR/.rmqctl/tier.json`` contains the settings of the first run that wrote to the tier. Files of
-different sizes are not damaged, but a broker with different settings would roll them at different
-offsets, and could not read an index file with different numbers of slots or items.
+``DIR/.rmqctl/tier.json`` contains the settings of the first run that wrote to the tier. A broker
+with different settings would roll files at different offsets, which is not damage. However, such a
+broker could not read an index file with other numbers of slots or items.
 """
 
 from __future__ import annotations

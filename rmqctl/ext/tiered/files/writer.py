@@ -1,7 +1,7 @@
-"""Write to a tier: create, append, commit; removed files are moved aside.
+"""Write to a tier: create, append, commit. Removed files are moved aside, not deleted.
 
-No file is deleted. An incomplete append is undone, so a repeated append never follows a partial
-copy of the same block (tiered.md §8.4).
+An incomplete append is undone. Therefore a repeated append never follows a partial copy of the same
+block (tiered.md §8.4).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 PART_ITEMS = 2_700_000
-"""Number of items in one part of the result. A part is kept in memory (72 MiB), and the file is
-read once for each part.
+"""Number of items in one part of the result. Each part is kept in memory (72 MiB), and requires one
+pass over the file.
 """
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
@@ -52,7 +52,7 @@ class Compacted:
     _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes of the compacted file in parts. A part is valid until the next part is
+        """Yield the bytes of the compacted file, in parts. A part is valid until the next part is
         requested.
         Raises: FormatError, StoreIOError.
         """
@@ -67,11 +67,12 @@ class Compacted:
 
 
 def compact(file: TierIndexFile) -> Compacted:
-    """Return the compacted form of an open file of 5.2.0 or newer.
+    """Return the compacted form of an open file of 5.2.0 or newer, identical to a broker's result.
+    The form is empty if the file has no items.
 
-    The result is identical to a broker's result. It is empty if the file has no items. If the
-    chains of the file are damaged, items are put into the slots of their hashes, newest first, so
-    no item is lost. Raises: FormatError for a truncated file; RefusedError for another form.
+    If the file's chains are damaged, each item is put into the slot of its hash, newest first. As a
+    result, no item is lost.
+    Raises: FormatError for a truncated file; RefusedError for another form.
     """
     if file.form == COMPACTED or file.shape.old:
         raise RefusedError(f"{file.where}: only the open format of 5.2.0 and newer can be "
@@ -149,9 +150,11 @@ def _counted_items(file: TierIndexFile, counts: Array, items: int) -> Iterator[m
 
 
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
-    """Copy the items of a block whose slots are in ``[low, high)`` to ``part``, which begins at
-    item number ``start`` of the result. ``ends`` contains a position for each slot. Each item is
-    put before its slot's position, which is then decreased by one, so the newest item comes first.
+    """Copy those items of a block whose slots are in ``[low, high)`` to ``part``.
+
+    ``start``: item number of the result at which ``part`` begins. ``ends``: a position for each
+    slot. Each item is put before its slot's position, which is then decreased by one. As a result,
+    the newest item comes first.
     """
     kernel = active()
     if kernel is not None:

@@ -173,7 +173,8 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                     file: TierIndexFile) -> Uploaded | None:
     """Return the outcome of an earlier upload of the file; None if the file is not in the metadata.
-    A file can be in the metadata if a run was killed before it removed the file.
+    The metadata contains the file if a run was killed before it removed the file.
+    Raises: RefusedError if the uploaded file does not match the metadata.
     """
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:

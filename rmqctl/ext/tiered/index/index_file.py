@@ -1,7 +1,7 @@
 """Read an index file of a tier: open or compacted, of any version (tiered.md §5).
 
-All bytes are read by position through a function, so the same code reads local files, segments of a
-tier and objects of an object store, and tests can count the reads.
+All bytes are read through a function, by position. Therefore the same code reads local files,
+segments of a tier and objects of an object store, and tests can count the reads.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ def uploaded(flat: FlatFile) -> Iterator[TierIndexFile | FormatError | StoreIOEr
 
 
 class LocalIndex(Closing):
-    """The index files of a broker that are not uploaded, opened together. A context manager.
+    """A broker's index files that are not uploaded. A context manager.
+
     ``files``: the readable files, oldest first. ``errors``: errors of the other files.
     """
 
@@ -233,9 +234,10 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, TierIndexFile | FormatError | StoreIOError]]:
-    """Yield (path, open file) for each index file in a broker's local folder, oldest first; for an
-    invalid or unreadable file, yield (path, error). The files stay open until ``sources`` is
-    closed.
+    """Open the index files in a broker's local folder, oldest first. Yield (path, file), or (path,
+    error) for an invalid or unreadable file.
+
+    The files stay open until ``sources`` is closed.
     Raises: StoreIOError for the folder.
     """
     for name in local_names(folder):

@@ -1,9 +1,9 @@
-"""The keys under which a tier's index contains messages, in the order in which a broker adds their
-items (tiered.md §5.4).
+"""The keys under which a tier's index contains messages, in a broker's order (tiered.md §5.4).
 
 Brokers since 5.3.0 put the unique key and then the parts of ``KEYS`` into a ``HashSet`` and iterate
 over this set. For columns of many messages, a sort by hash bucket gives the same order. Unusual
-messages (many or equal keys, characters beyond ASCII, trailing spaces) are processed one by one.
+messages are processed one by one: those with many or equal keys, characters beyond ASCII or
+trailing spaces.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class OpenIndexFile:
     def rewind(self, items: int) -> None:
         """Remove all items after item number ``items``, immediately and durably.
 
-        The new end time is the latest time that matches the remaining items, whose times are in
+        The new end time is the latest time that fits the remaining items. Item times are in
         seconds.
         Raises: StoreIOError; ValueError if fewer items are committed.
         """
@@ -290,9 +290,11 @@ def _whole(source: FileSource, position: int, length: int) -> bytes:
 class Links(NamedTuple):
     """The chains of a block of items.
 
-    ``order``: positions of the items in the block, sorted by slot, then by arrival. ``slot``: the
-    items' slots in this order. ``first``: index in ``order`` of the first item of each slot.
-    ``touched``: the slots of the block, ascending. ``fresh``: number of slots that were empty.
+    ``order``: positions of the items in the block, sorted by slot, then by arrival.
+    ``slot``: the items' slots in this order.
+    ``first``: index in ``order`` of the first item of each slot.
+    ``touched``: the slots of the block, ascending.
+    ``fresh``: number of slots that were empty.
     ``previous`` (int32): for each item of the block, the previous item of its slot.
     """
 
@@ -340,7 +342,7 @@ def link(slot: Array, heads: Array, number: int) -> Links:
 
 
 def _order(slot: Array) -> Array:
-    """Return the order of a stable sort by slot. The low and then the high 16 bits are sorted,
+    """Return the order of a stable sort by slot. First the low, then the high 16 bits are sorted,
     because numpy has a fast radix sort for 16-bit numbers.
     """
     order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")

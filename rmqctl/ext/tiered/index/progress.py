@@ -73,8 +73,9 @@ class IndexProgress:
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether rmqctl was interrupted before it had indexed its uploads, and no other
-        program has uploaded messages since. If so, rmqctl's next run completes the index.
+        """Return whether rmqctl was interrupted before it indexed its uploads. Return False if
+        another program has uploaded messages since. rmqctl's next run completes an unfinished
+        index.
         """
         return (self.is_valid and self.is_ours(ends)
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))

@@ -76,10 +76,10 @@ class TierIndexWriter(Closing):
     # -- putting ----------------------------------------------------------------------------------
 
     def put(self, batch: Batch, topic: str, topic_id: int, queue_id: int) -> int:
-        """Add the keys of all messages of a batch; return the number of items.
+        """Add the keys of all messages of a batch. Return the number of items.
 
-        ``batch.offset``: the messages' offsets in the tier's commit log. The time of an item is the
-        message's real store time (a broker reads another field for IPv6 hosts).
+        ``batch.offset``: the messages' offsets in the tier's commit log. An item's time is the real
+        store time of its message. For IPv6 hosts, a broker reads another field.
         """
         return self.put_keys(keys_of(batch, topic), batch.offset, batch.column("total_size"),
                              batch.column("store_timestamp"), topic_id, queue_id)

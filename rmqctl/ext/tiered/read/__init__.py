@@ -1,3 +1,5 @@
-"""Read a tier and skip damage: find messages by queue offset, time or key, select and count
-messages, and list queues, segments and index files.
+"""Read a tier and skip damage.
+
+Find messages by queue offset, time or key; select and count messages; list queues, segments and
+index files.
 """

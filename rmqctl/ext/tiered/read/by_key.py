@@ -1,9 +1,9 @@
 """Find messages of a tier by key: all messages with the key, or a broker's answer (tiered.md §11).
 
-An index item contains only a hash, an offset and an imprecise time; key and exact time are in the
-message. `by_key` searches every file under both hash rules and returns only messages that have the
-key. `as_broker` follows 5.3.3 step by step: it misses the same files and messages, and returns the
-same wrong messages.
+An index item contains only a hash, an offset and an imprecise time. The message contains the key
+and the exact time. `by_key` searches every file under both hash rules and returns only messages
+that have the key. `as_broker` follows 5.3.3 step by step: its answer lacks the same messages and
+contains the same wrong messages.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _NAMED = 100
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An index file, its broker (``owner``), and its key in the broker's table of index files. This
-    key is the creation time as the broker knows it.
+    """An index file, its broker (``owner``), and its key in the broker's table of index files. The
+    key is the creation time that the broker uses.
     """
 
     key: int
@@ -172,9 +172,11 @@ class TierKeyAnswer:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
-    """Return whether brokers index a message under a key: under its unique key, and under each part
-    of KEYS between single spaces (a part may be empty). ``kind``: compare only with the unique key,
-    or only with KEYS.
+    """Return whether brokers index a message under a key.
+
+    Brokers index a message under its unique key and under each part of KEYS. The parts are
+    separated by single spaces and may be empty. ``kind``: consider only the unique key, or only
+    KEYS.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
@@ -361,8 +363,8 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     """Return the messages that a 5.3.3 broker's tier returns for a key, including messages with
     other keys.
 
-    A broker also returns bytes that are not messages, or fails because of an item. Here such items
-    are ``dangling``.
+    For some items a broker returns bytes that are not a message, or fails. These items are
+    ``dangling`` here.
     Raises: UsageError for index files of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:

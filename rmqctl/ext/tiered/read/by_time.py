@@ -1,8 +1,8 @@
 """Find queue offsets by time in a tier: the correct answer, and a broker's answer (tiered.md §10).
 
 A broker always reads bytes 56 to 63 of a message as its store time, even if an IPv6 born host moves
-the field; `as_broker` reads the same bytes. `at_time` reads the correct store time, searches all
-messages that are not expired, and skips damage.
+the field. `as_broker` does the same. `at_time` reads the correct store time, searches all messages
+that are not expired, and skips damage.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]
-"""Rule for the upper boundary if no message was stored at the given time: take the next later
-message (5.3.3), or the previous message (5.2.0 and the local store).
+"""Rule for the upper boundary if no message was stored at the given time. 5.3.3: take the next
+later message. 5.2.0 (and the local store): take the previous message.
 """
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
@@ -68,7 +68,7 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
     """Return the first queue offset from ``start`` to ``end`` whose message is readable, and this
-    message. Return ``start`` and None if the next `_MAX_SKIPPED` messages are unreadable.
+    message. Return (``start``, None) if the next `_MAX_SKIPPED` messages are unreadable.
     """
     step = 1 if end > start else -1
     for offset in range(start, max(min(end, start + _MAX_SKIPPED), start - _MAX_SKIPPED), step):
@@ -101,10 +101,10 @@ def _record(queue: FlatQueue, offset: int) -> Record | None:
 def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = False) -> int:
     """Return the queue offset that a 5.3.3 broker's tier returns for a store time.
 
-    Segment times come from metadata, or from the first and last message if the segment has no
-    entry.
-    Raises: FormatError if the broker fails, because a message no longer exists or because the time
-    is after all segments.
+    Segment times are those in the metadata. A segment without a metadata entry has the times of its
+    first and last message.
+    Raises: FormatError if the broker fails: a message no longer exists, or the time is after all
+    segments.
     """
     low, high = queue.min_offset, queue.commit_offset - 1
     if high == -1 or high < low:

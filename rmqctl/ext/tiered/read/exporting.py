@@ -1,7 +1,8 @@
-"""Plan the export of a tier: each queue is a range, with the messages that `tiered read` prints.
+"""Plan the export of a tier. Each queue is a range with the messages that `tiered read` prints.
 
 What `rmqctl.ext.tiered.read.messages` cannot read is reported as not exported or as damage. A
-message's ``file`` is the folder of its queue's commit log, ``position`` its offset in that log.
+message's ``file`` is the folder of its queue's commit log. Its ``position`` is its offset in that
+log.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ _HEAD = 4096
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of a file by path and content. Return None if the file is unreadable, so that
-    `store.dump` reports the error.
+    """Return the kind of a file by path and content, or None if the file is unreadable
+    (`store.dump` reports the error).
     Raises: NotAStoreError for a file that is not part of a tier.
     """
     from rmqctl.scan.source import FileSource

@@ -53,7 +53,7 @@ class MessageFault:
 
 
 def held_from(queue: FlatQueue) -> int:
-    """Return the first queue offset whose message is not expired. Find it by binary search over the
+    """Return the first queue offset whose message is not expired, found by binary search over the
     units.
 
     Unlike a broker's min offset, this offset does not depend on the content of the first message.
@@ -258,8 +258,8 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
-    """Return the message that starts at an offset of the commit log, or, with ``around``, the
-    message that contains this offset. If no such message exists, return the reason as a text.
+    """Return the message at an offset of the commit log, or the reason as a text if no message
+    starts there. With ``around``, return the message that contains the offset.
     Raises: StoreIOError.
     """
     flat = queue.commit_log

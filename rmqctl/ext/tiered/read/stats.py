@@ -59,11 +59,11 @@ class Figures:
 
 def collect(tier: Tier, query: TierQuery, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
-    """Count the messages. ``apart``: whether to return one sum per broker, instead of a single sum
-    under the name ``""``.
+    """Count the messages. ``apart``: return one sum per broker, instead of a single sum under the
+    name ``""``.
 
-    Unreadable parts are reported as problems (texts), and everything else is counted. If there are
-    too many groups, the logs are read twice (`Aggregate`).
+    Unreadable parts are reported as problems (texts). All other parts are counted. If the number of
+    groups is too large, the logs are read twice (`Aggregate`).
     """
     figures = _pass(tier, query, {}, apart, progress)
     full = {name: aggregate.candidates

@@ -1,12 +1,11 @@
 """Find the queue offsets whose records in a commit log are damaged, and repair these records.
 
-The module determines the bytes of each damaged record, repairs its fields if possible, and gives it
-a unit, so that later messages keep their queue offsets.
+The bytes of each damaged record are determined, and its fields are repaired if possible. The record
+gets a unit, so that later messages keep their queue offsets.
 
-A broker uploads all messages of a queue (tiered.md §7). So the bytes between two intact messages
-are exactly the records of the queue offsets between these messages. A broker skips a unit whose
-record has an invalid magic or a size that differs from the unit's (§9.2), and continues at the next
-unit.
+A broker uploads all messages of a queue (tiered.md §7). Therefore the bytes between two intact
+messages are exactly the records of the queue offsets between them. A broker skips a unit whose
+record has an invalid magic or another size than the unit (§9.2), and continues at the next unit.
 """
 
 from __future__ import annotations
@@ -49,9 +48,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Queue offsets ``[first, end)`` whose records are damaged, and the bytes ``[start, stop)`` of
-    the log that contain these records. ``rows``: the survey's rows in this range, which have wrong
-    queue offsets. ``before``: number of the first row after the range.
+    """A range of queue offsets ``[first, end)`` whose records are damaged.
+
+    ``start`` and ``stop``: the bytes ``[start, stop)`` of the log contain these records.
+    ``rows``: the survey's rows in these bytes, which have wrong queue offsets.
+    ``before``: number of the first row after the bytes.
     """
 
     first: int
@@ -101,7 +102,7 @@ def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
 
 
 def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
-    """If the queue offset field of a damaged first record is too large, correct it. A broker uses
+    """Correct the queue offset field of a damaged first record if it is too large. A broker uses
     this field as the queue's first offset (§2), and returns no messages before this offset.
     """
     rows, log = surveyed.rows, surveyed.log
@@ -174,10 +175,11 @@ def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: in
 
 def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
              runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
-    """Return the lost range that begins at the byte ``start`` and ends where the run ``following``
-    begins. Return None if the number of missing queue offsets does not fit the number of bytes.
-    Each of the runs ``[stray, following)``, which are in the range, is a single message with a
-    wrong queue offset.
+    """Return the lost range between the byte ``start`` and the run ``following``. Return None if
+    the number of missing queue offsets does not fit the number of bytes.
+
+    The runs ``[stray, following)`` are in the range. Each of them is a single message with a wrong
+    queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -245,9 +247,9 @@ def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Repair the damaged records in ``pieces`` one by one, from the first piece forwards, until a
-    record cannot be repaired. Return the first queue offset that is not repaired, and the remaining
-    pieces.
+    """Repair the damaged records in ``pieces`` one by one, from the first piece on. Stop at a
+    record that cannot be repaired. Return the first queue offset that is not repaired, and the
+    remaining pieces.
     """
     pieces = list(pieces)
     while pieces and first < end:
@@ -280,9 +282,10 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
           result: DamageRepairs, *, to_end: bool) -> int:
-    """Repair the record at ``start``, which ends at or before ``stop`` (``to_end``: exactly at
-    ``stop``). Add the corrected pieces to ``result``. Return the size of the record, or 0 if no
-    repair is proven.
+    """Repair the record at ``start`` and add the corrected pieces to ``result``. Return the size of
+    the record, or 0 if no repair is proven.
+
+    ``stop``: maximum end of the record; with ``to_end``, its exact end.
     """
     segment = log.segment_of(start)
     if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
@@ -304,8 +307,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
                 to_end: bool) -> Iterator[bytes]:
-    """Yield candidates for the original record, by the rules of the local salvage. The record's
-    queue, queue offset and position are known.
+    """Yield candidates for the original record of a known queue, queue offset and position, by the
+    rules of the local salvage.
     """
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
@@ -341,9 +344,10 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 
 def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, int]],
            stop: int) -> Array:
-    """Return rows for the queue offsets from ``first`` on. ``places``: (position, size) of their
-    damaged records, all before ``stop``. The size of each row differs from the size field of its
-    record, so that a broker skips it.
+    """Return rows for damaged records, with queue offsets from ``first`` on.
+
+    ``places``: (position, size) of the records, all before ``stop``. The size of a row differs from
+    the size field of its record. Therefore a broker skips the record.
     """
     units: Array = np.zeros(len(places), ROW)
     rows = surveyed.rows
@@ -360,8 +364,8 @@ def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, in
 
 
 def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Divide a range into ``count`` equal parts, and return the (position, size) of each part.
-    Return an empty list if the parts would be too small for records.
+    """Return (position, size) of ``count`` equal parts of a range. Return an empty list if the
+    parts would be too small for records.
     """
     share = (stop - start) // count
     return [(start + number * share, share) for number in range(
@@ -369,8 +373,9 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the (position, size) of ``count`` records, determined from their index items. Return
-    an empty list unless each gap between items is one record, or there is only a single gap.
+    """Return the (position, size) of ``count`` records, determined from their index items.
+
+    Return an empty list unless each gap between items is one record, or only one gap exists.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None

@@ -35,8 +35,8 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""Maximum time (ms) by which items may be out of order between index files. Queues are uploaded one
-by one, so the files overlap in time.
+"""Maximum time (ms) by which index files may overlap. Queues are uploaded one by one, so items are
+not ordered by time.
 """
 _BLOCK = 1 << 20
 _FEW = 1 << 14
@@ -45,10 +45,13 @@ _MISSING = "missing index items"
 
 @dataclass(slots=True)
 class RecoveredIndex(Changes):
-    """Plan for the index. ``files``: the readable files, uploaded or not. ``unread``: reasons why
-    local files are unreadable. ``broken``: (path, reason) of local files that are not valid index
-    files. ``gone``: base offsets of files that are moved aside. ``segments``: the segments of the
-    index after the plan is carried out.
+    """Plan for the index.
+
+    ``files``: the readable files, uploaded or not.
+    ``unread``: reasons why local files are unreadable.
+    ``broken``: (path, reason) of local files that are not valid index files.
+    ``gone``: base offsets of files that are moved aside.
+    ``segments``: the segments of the index after the plan is carried out.
     """
 
     files: list[TierIndexFile] = field(default_factory=list)
@@ -111,10 +114,11 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """Return the store time (ms) before which items may have expired, or 0 if no items have
-    expired. Items have expired if the first file does not begin at 0, and the metadata has no file
-    before it. A deleted file may have contained items as recent as those of the first file, because
-    files overlap in time.
+    """Return the store time (ms) before which items may have expired; 0 if no items have expired.
+
+    Items have expired if the first file does not begin at 0 and the metadata has no file before it.
+    A deleted file may have contained items as recent as those of the first file, because files
+    overlap in time.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -125,8 +129,8 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: TierIndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """Return the state of an index segment after the recovery. If the metadata entry has an end
-    time that a broker may write, keep this time.
+    """Return the state of an index segment after the recovery. The end time in the metadata entry
+    is kept if a broker may have written this time.
     """
     end, low, high = times_of(file)
     quirk = None
@@ -256,9 +260,10 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
            shape: fmt.TieredIndexShape) -> Iterator[tuple[int, int]]:
-    """Yield (base, number of items) of each missing file that is followed by an existing file. The
-    missing files are assumed to have had this ``shape``. ``bases_before``: bases of the files
-    before the recovery.
+    """Yield (base, number of items) of each missing file that is followed by an existing file.
+
+    ``shape``: the assumed shape of the missing files. ``bases_before``: bases of the files before
+    the recovery.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
@@ -436,7 +441,7 @@ def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder
 
 def _bytes(lost: Array, rows: Array, shape: fmt.TieredIndexShape, begin: int,
            end: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file with the items ``lost[rows]`` in parts. A part is valid until the
+    """Yield the bytes of a file with the items ``lost[rows]``, in parts. A part is valid until the
     next part is requested.
     """
     slot = lost["key_hash"][rows].astype(np.int64) % shape.slots

@@ -1,9 +1,11 @@
-"""Find damaged index files of a tier (tiered.md §5, §17.3 I): check their content as `tiered
-verify` does, and compare their items with the messages of the recovered queues.
+"""Find damaged index files of a tier (tiered.md §5, §17.3 I).
 
-Some differences are not damage: items of expired messages, of removed topics and of lost messages,
-and differences between versions. An item is damaged if an intact message contradicts it. An item
-that points to no message is also damaged if it has the hash of a key whose item is missing.
+The content is checked as `tiered verify` does, and items are compared with the messages of the
+recovered queues. Items of expired messages, removed topics and lost messages are not damage, nor
+are differences between versions.
+
+An item is damaged if an intact message contradicts it. An item that points to no message is also
+damaged if it has the hash of a key whose item is missing.
 """
 
 from __future__ import annotations
@@ -111,8 +113,8 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
-        """Yield a finding about the first item that belongs to a missing queue and has the hash of
-        a key without an item.
+        """Yield at most one finding about an item of a missing queue: the first item with the hash
+        of a key that lacks its item.
         """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
@@ -170,8 +172,10 @@ class IndexDamage(Items):
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
-    """Yield each batch of a queue's commit log with a boolean array: whether each message is of the
-    queue's topic and has a unit. ``offsets``: positions to which the units point, ascending.
+    """Yield each batch of a queue's commit log, and a boolean array: True if the message has a unit
+    and is of the queue's topic.
+
+    ``offsets``: positions to which the units point, ascending.
     Raises: StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)

@@ -1,5 +1,7 @@
-"""Recover a queue of a tier: correct physical offsets and repair damaged records in its commit log,
-and rebuild its consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
+"""Recover a queue of a tier (tiered.md §4, §8.3, §8.4, §17.6).
+
+Physical offsets are corrected and damaged records repaired in the commit log. The consume queue is
+rebuilt from the messages.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ _MAX_RUNS, _MAX_ROUNDS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSegment:
-    """A segment's state after the recovery. ``begin`` and ``end``: first and last store time of its
-    messages, `NEVER` without a message; ``all_times``: whether the times of all messages are known
-    (the times of expired messages are unknown). ``quirk``: the two times as a broker reads them, if
-    they differ.
+    """A segment's state after the recovery.
+
+    ``begin`` and ``end``: first and last store time of the messages; `NEVER` without messages.
+    ``all_times``: the times of all messages are known (the times of expired messages are unknown).
+    ``quirk``: the two times as a broker reads them, if they differ.
     """
 
     base: int
@@ -73,10 +76,13 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """Plan for a queue, and the queue's state after the recovery, when its queue offsets are
-    ``[first, last)``. ``refs``: path of a file with the position (int64) to which each unit points.
-    ``shifted``: messages whose physicalOffset is corrected. ``view``: the queue with its recovered
-    commit log, if files change. ``ambiguous``: number of skipped records that may be messages.
+    """Plan for a queue, and the queue's state after the recovery. Its queue offsets are then
+    ``[first, last)``.
+
+    ``refs``: path of a file with the position (int64) to which each unit points.
+    ``shifted``: messages whose physicalOffset is corrected.
+    ``view``: the queue with its recovered commit log, if files change.
+    ``ambiguous``: number of skipped records that may be messages.
     """
 
     name: QueueName
@@ -166,8 +172,8 @@ class QueueRecovery:
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> CommitLogSurvey:
         """Survey the log. If all messages of a segment imply another base, move the segment there.
-        If a segment contains no message and overlaps another segment, remove it. Survey the log
-        again after each of these changes.
+        Remove a segment that contains no message and overlaps another segment. After each of these
+        changes, survey the log again.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -450,8 +456,8 @@ class QueueRecovery:
 
 def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
-    """Yield notes about parts of a queue that cannot be recovered, or are kept unchanged.
-    ``dropped``: the logical offset from which orphans are dropped; None if they are kept.
+    """Yield notes about the parts of a queue that cannot be recovered or are kept unchanged.
+    ``dropped``: logical offset from which orphans are dropped; None if they are kept.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.

@@ -1,6 +1,6 @@
 """Plan the recovery of a broker's tier from its files alone (tiered.md §12, §17.6).
 
-The commit logs are the source. Wrong or missing units are rebuilt from the intact messages; then
+The commit logs are the source. Wrong or missing units are rebuilt from the intact messages. Then
 the metadata and missing index items are rebuilt. This module only plans; it changes no file.
 """
 
@@ -46,11 +46,11 @@ function to be called with the amount of work done.
 
 @dataclass(frozen=True, slots=True)
 class TierRecoverOptions:
-    """Options of a recovery. ``parts``: some of `PARTS`. Sizes are in bytes; None: detected from
-    the files.
+    """Options of a recovery. Sizes are in bytes; a size of None is detected from the files.
 
-    ``all_index``: whether to rebuild the index even if all index files are missing, or local index
-    files are unknown or unreadable.
+    ``parts``: some of `PARTS`.
+    ``all_index``: rebuild the index even if all index files are missing, or if local index files
+    are unknown or unreadable.
     """
 
     parts: frozenset[str] = frozenset(PARTS)
@@ -176,8 +176,8 @@ class _Recovery:
     # -- metadata ---------------------------------------------------------------------------------
 
     def _load_metadata(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
-        """Return three values: the metadata to start from; its backup, or None; and why the
-        metadata file cannot be used, or None.
+        """Return three values: the metadata to start from, its backup or None, and the reason why
+        the metadata file cannot be used or None.
         """
         path = self._scope.metadata_path
         readable = []

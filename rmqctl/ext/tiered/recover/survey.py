@@ -48,10 +48,12 @@ _WINDOW = 4 << 20
 
 @dataclass(slots=True)
 class SegmentSurvey:
-    """A commit log segment. ``begin`` and ``end``: first and last store time of its messages
-    (`NEVER` without a message); ``quirk``: the two times as a broker reads them, if they differ.
-    ``damaged``: number of bytes that are not in a message or coda. ``beyond``: number of messages
-    that extend past the next segment's base.
+    """A commit log segment.
+
+    ``begin`` and ``end``: first and last store time of its messages; `NEVER` without a message.
+    ``quirk``: the two times as a broker reads them, if they differ.
+    ``damaged``: number of bytes that are not in a message or coda.
+    ``beyond``: number of messages that extend past the next segment's base.
     """
 
     segment: Segment
@@ -65,9 +67,11 @@ class SegmentSurvey:
 
 @dataclass(slots=True)
 class CommitLogSurvey:
-    """A queue's commit log. ``rows``: `ROW`s in log order. The row of a shifted message contains
-    its real position. ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of
-    messages of other queues.
+    """A queue's commit log.
+
+    ``rows``: `ROW`s in log order. The row of a shifted message contains its real position.
+    ``spans``: the first damaged ranges (logical offsets).
+    ``foreign``: number of messages of other queues.
     """
 
     log: FlatFile
@@ -78,8 +82,8 @@ class CommitLogSurvey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first intact records without a row. Such a record is of another
-    queue, or has a body CRC mismatch and an unexpected queue offset.
+    """(position, size) of the first intact records without a row. They are of another queue, or
+    have a body CRC mismatch and an unexpected queue offset.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of intact records that may be messages or part of a message body."""
@@ -327,8 +331,9 @@ def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, 
 
 
 def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int] | None:
-    """Return the repeated part of a segment as ``[start, end)`` in its file. Return None if no part
-    is repeated, or if the file without this part would not end at the next segment's base.
+    """Return the repeated part of a segment as ``[start, end)`` in its file, or None.
+
+    The result is None if the file without this part would not end at the next segment's base.
     """
     if not segment.name_ok:
         return None

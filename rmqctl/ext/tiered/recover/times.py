@@ -82,8 +82,9 @@ def _record(log: FlatFile, place: int) -> Record | None:
 
 
 def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
-    """For each store time that is out of order, yield (position, store times before and after it,
-    whether it is impossible); at most `_MAX_DOUBTFUL` times.
+    """Yield the store times that are out of order, at most `_MAX_DOUBTFUL`.
+
+    Each result is (position, store times before and after, whether the time is impossible).
     """
     rows, count = surveyed.rows, 0
     for start in range(0, len(rows), _BLOCK):

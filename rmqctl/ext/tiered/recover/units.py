@@ -1,9 +1,8 @@
-"""Rebuild the consume queue of a queue: units that point to their messages are kept, and all other
-units are created from the messages (tiered.md §4, §17.6).
+"""Rebuild the consume queue of a queue (tiered.md §4, §17.6).
 
-A queue offset without a unit and without a message remains a hole. New files never span a hole,
-because a broker that reads across a hole returns wrong messages. Existing files keep their holes;
-new files are created between and after existing files.
+Units that point to their messages are kept. All other units are created from the messages. A queue
+offset without a unit and a message remains a hole. New files never span a hole, because a broker
+that reads across a hole returns wrong messages. Existing files keep their holes.
 """
 
 from __future__ import annotations
@@ -164,8 +163,8 @@ class RebuiltUnits:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Return a boolean array: whether each unit points to the message of its queue offset, or
-        to a copy of this message.
+        """Return a boolean array: True if the unit points to the message of its queue offset, or to
+        a copy of this message.
         """
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
@@ -206,8 +205,9 @@ class RebuiltUnits:
         return inside
 
     def _trim(self) -> None:
-        """Drop units at the end that point past the end of the log and have no message. Otherwise a
-        broker would write its next messages at the offsets to which these units point.
+        """Drop units at the end that point past the end of the log and have no message. If such a
+        unit remained, a broker would write its next messages at the offset to which the unit
+        points.
         """
         for segment in reversed(self.queue.segments):
             sound_run = self._kept[segment.base]
@@ -324,9 +324,10 @@ def _joined(runs: Iterable[OffsetRun]) -> list[OffsetRun]:
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """Return a flat file with one segment per base, and all other segments. A segment with a wrong
-    hash in its name is only used if no other segment has its base. ``unit``: bases must be a
-    multiple of this.
+    """Return a flat file with at most one segment for each base, and the other segments.
+
+    A segment with a wrong hash in its name is used only if no other segment has its base. ``unit``:
+    each base must be a multiple of this value.
     """
     good: dict[int, Segment] = {}
     wrong = []
@@ -357,8 +358,9 @@ def wrong_names(flat: FlatFile) -> list[Segment]:
 def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
         FlatFile, bool]:
     """Move the misplaced segments to the bases that their messages imply. Return the log, and
-    whether any segment moved. If a moved segment would overlap another segment, no segment is
-    moved.
+    whether segments were moved.
+
+    No segment is moved if one of the misplaced segments would overlap another segment.
     """
     bases = {segment.path: base for segment, base in misplaced}
     segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
@@ -410,9 +412,11 @@ class UnitFile:
 def unit_files(runs: Iterable[OffsetRun], segments: Sequence[Segment],
                sound_runs: Iterable[OffsetRun], entry_bases: Iterable[int],
                most: int) -> list[UnitFile]:
-    """Return the consume queue files for ``runs``. ``sound_runs``: for each segment, the run of its
-    units that are kept. ``entry_bases``: bases of files in the metadata. ``most``: maximum number
-    of units in a file.
+    """Return the consume queue files for ``runs``.
+
+    ``sound_runs``: for each segment, the run of units that are kept.
+    ``entry_bases``: bases of the files in the metadata.
+    ``most``: maximum number of units in a file.
     """
     # Files begin at existing files, and at files in the metadata unless another contains them.
     present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}

@@ -1,3 +1,3 @@
-"""tiered verify: check the commit logs, consume queues, index files and metadata of a tier, and
-compare them with each other and with the local store.
+"""tiered verify: check the commit logs, consume queues, index files and metadata of a tier. Compare
+them with each other and with the local store.
 """

@@ -1,7 +1,7 @@
 """Check names and gaps, and compare the metadata with the files (tiered.md §1, §6, §17.3 N, S).
 
-A broker opens the files listed in the metadata and relies on the sizes in the metadata, except for
-the last segment of a flat file. Files that are not in the metadata are invisible to it.
+A broker opens only files listed in the metadata. For each file it uses the size in the metadata,
+except for the last segment of a flat file.
 """
 
 from __future__ import annotations

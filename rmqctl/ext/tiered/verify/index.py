@@ -182,8 +182,8 @@ def _lowest(hashed: Array, slots: int) -> Array:
 
 
 def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
-    """Return the positions and the lengths in bytes of the item ranges of slots. Use a single read
-    if the slots are near each other.
+    """Return the positions and the lengths in bytes of the slots' item ranges. Nearby slots are
+    read at once.
     """
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())

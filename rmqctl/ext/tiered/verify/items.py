@@ -1,6 +1,6 @@
 """Check the targets of index items: topic id, queue, offset, size and key (tiered.md §17.3 I4).
 
-Items of messages that are expired, or of topics that were removed, are normal.
+Items of expired messages or of removed topics are normal.
 """
 
 from __future__ import annotations

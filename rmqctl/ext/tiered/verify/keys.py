@@ -2,8 +2,8 @@
 §5.4).
 
 Items and keys are converted to fingerprints of queue, commit log offset, size and hash. The hashes
-of older and newer brokers for the same key are considered equal: older brokers negate a negative
-Java hash, newer brokers clear its sign bit, so the two hashes add up to 2^31.
+of older and newer brokers for a key count as equal. For a negative Java hash, older brokers negate
+the hash, and newer brokers clear the sign bit. These two hashes add up to 2^31.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 
 
 def folded(key_hash: Array) -> Array:
-    """Return a number (int64) for each hash. Brokers compute two different hashes for a key; the
-    number is the same for both hashes.
+    """Return a number (int64) for each hash. Brokers compute two different hashes for a key; both
+    hashes have the same number.
     """
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)
@@ -72,7 +72,7 @@ class MessageKeys:
 
     def add(self, properties: text.PropertySegments, rows: Array, offset: Array, size: Array,
             queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
-        """Add the keys of the messages of a batch for which ``rows`` (bool) is true.
+        """Add the keys of those messages of a batch for which ``rows`` (bool) is True.
 
         Return the message number and the length (bytes) of each key in the batch.
         """
@@ -134,10 +134,10 @@ class KeySpool:
         self.count = 0
 
     def add(self, rows: Array) -> None:
-        """Add rows, which must not be changed afterwards.
+        """Add rows. The caller must not change them afterwards.
 
-        Threads may call this method concurrently, because rows with the same mark are always of one
-        queue, and one thread handles a queue.
+        Several threads may call this method at the same time: rows with the same mark are of one
+        queue, and only one thread handles a queue.
         Raises: StoreIOError.
         """
         if not len(rows):

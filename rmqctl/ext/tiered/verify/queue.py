@@ -1,8 +1,8 @@
-"""Compare every byte of a tiered queue's commit log with its consume queue, and the times of its
-messages with the metadata (tiered.md §17.3).
+"""Check a tiered queue (tiered.md §17.3).
 
-The log is scanned once. Each message is looked up in the consume queue by its queue offset. The
-unmatched messages and units are explained afterwards (`tiered.verify.leftover`).
+Every byte of the commit log is compared with the consume queue, and the messages' times with the
+metadata. The log is scanned once. Each message is looked up in the consume queue by its queue
+offset. The unmatched messages and units are explained afterwards (`tiered.verify.leftover`).
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class SegmentTimes:
     """Collects the store times of a queue's messages, for each segment of its two flat files.
 
     The metadata contains two times for each segment: the least and the greatest value at byte 56 of
-    its messages (5.1 and 5.2: the first and the last value). After a crash these times may cover
-    only a part of the segment, or be unset. So a time is only wrong if it is outside the range of
-    the messages' times.
+    its messages. In 5.1 and 5.2 they are the first and the last value. After a crash they may be
+    unset or cover only a part of the segment. Only a time outside the range of the messages' times
+    is wrong.
     """
 
     def __init__(self, queue: FlatQueue) -> None:
@@ -163,11 +163,12 @@ class Loose:
 
 
 class QueueCheck:
-    """The scan of a queue. Read all `findings` first: only then are the other attributes complete.
+    """The scan of a queue. The other attributes are complete only after all `findings` have been
+    read.
 
-    `Leftovers` explains ``loose``, ``spans`` and ``seen``. ``without_unit``: queue offsets of
-    intact messages without a unit. ``first``: (queue offset, logical offset) of the first message
-    with a unit.
+    ``loose``, ``spans``, ``seen``: explained by `Leftovers`.
+    ``without_unit``: queue offsets of intact messages without a unit.
+    ``first``: (queue offset, logical offset) of the first message with a unit.
     """
 
     def __init__(self, queue: FlatQueue, place: QueueFindings, keys: MessageKeys | None = None,

@@ -83,8 +83,9 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit is at a proven distance from the unit's target. The
-        message may be a message of the repeated block, or a later message that the scan could not
+        """Return whether the message of a unit is at a proven distance from the unit's target.
+
+        The message may belong to a repeated block. Or it is a later message that the scan could not
         distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
@@ -119,9 +120,11 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Search for displaced messages, which match their units but have physical offsets before
-        their real positions. Search the span that contains ``offset`` (the target of a unit), and
-        the adjacent spans. Search each span only once.
+        """Search the damage around ``offset``, to which a unit points, for displaced messages.
+
+        A displaced message matches its unit, but its physical offset field is smaller than its real
+        position. The search covers the span that contains ``offset``, and adjacent spans. Each span
+        is searched once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:

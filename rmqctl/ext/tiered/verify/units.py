@@ -1,8 +1,8 @@
 """Look up the units of a tiered queue by queue offset, even after torn writes (tiered.md §8.4).
 
-If a file ends inside a unit, a broker appends after the partial unit, so every later unit is some
-bytes after its expected position. Such a tear is found by comparing units with messages. The later
-units can still be compared with messages, and only the tear itself is a finding.
+If a file ends inside a unit, a broker appends after the partial unit. Every later unit is then some
+bytes after its expected position. Such a tear is found by comparing units with messages. Only the
+tear is a finding; the later units are still compared with messages.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class TierUnits:
         return queue_offset * UNIT_SIZE + shift
 
     def block(self, first: int, count: int) -> Array:
-        """Return up to ``count`` units from queue offset ``first`` on. Return fewer units if a
-        tear, a gap or the end comes first.
+        """Return up to ``count`` units from queue offset ``first`` on, but none after a tear, a gap
+        or the end.
         """
         count = min(count, self.end - first)
         for tear in self.tears:
@@ -166,8 +166,8 @@ class TierUnits:
         return columns
 
     def of(self, batch: Batch) -> tuple[UnitColumns, Array]:
-        """Return the units of a batch's queue offsets, and a boolean array: whether each unit
-        points to its message.
+        """Return the units of a batch's queue offsets, and a boolean array: True if the unit points
+        to its message.
 
         A unit may point to the coda before its message (5.1, 5.2).
         """
