@@ -1,3 +1,5 @@
-"""Evidence folders: the contents of a store, a file or a disk image, the commands that determined
-these contents, and checksums that prove that nothing has changed since.
+"""Evidence folders.
+
+An evidence folder describes a store, a file or a disk image. It contains the commands that
+determined its contents, and checksums. The checksums prove that nothing has changed since.
 """

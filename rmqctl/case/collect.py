@@ -1,5 +1,5 @@
-"""Create an evidence folder: first a list of the originals with their checksums, then rmqctl's
-findings, then the checksums of all files of the folder.
+"""Create an evidence folder: a list of the originals with their checksums, then rmqctl's findings,
+then the checksums of all files of the folder.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MAX_FINDINGS)),
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Subject of an examination. ``words``: returns the arguments of an rmqctl command on the
-    subject. ``redaction``: redaction of the output, if any. ``redact``: option for the commands
-    that redact their own output. ``key``: file descriptor from which these commands read the
-    redaction's key.
+    """Subject of an examination.
+
+    ``words``: returns the arguments of an rmqctl command on the subject.
+    ``redaction``: redaction of the output, if any.
+    ``redact``: option for the commands that redact their own output.
+    ``key``: file descriptor from which these commands read the redaction's key.
     """
 
     root: str
@@ -56,9 +58,11 @@ class CaseResult:
 
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
             size: int) -> CaseResult:
-    """Create the evidence folder ``target``. ``step`` is called with the name and the number of
-    bytes of each step when the step starts; it returns a function that is called with the number of
-    bytes processed. Raises: StoreIOError, RefusedError.
+    """Create the evidence folder ``target``.
+
+    ``step`` is called at the start of each step, with its name and its number of bytes. It returns
+    a function that is called with the number of bytes processed.
+    Raises: StoreIOError, RefusedError.
     """
     result, folder = CaseResult(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)

@@ -1,8 +1,8 @@
-"""Inventory of the originals: every file below a path with its checksum, and whether any file
-changed during the examination.
+"""Inventory of the originals: every file below a path with its checksum, and the files that changed
+during the examination.
 
 Links are listed but not followed, except links to folders of the log. Only regular files are
-opened, and a device only if the user names it.
+opened. A device is opened only if the user names it.
 """
 
 from __future__ import annotations

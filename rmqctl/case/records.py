@@ -1,5 +1,5 @@
-"""Bytes that an evidence folder keeps: a copy of each damaged range that a finding names, and the
-records that carving finds in addition to the messages of the store.
+"""Bytes that an evidence folder keeps: a copy of each damaged range with a finding, and carved
+records that are not messages of the store.
 """
 
 from __future__ import annotations

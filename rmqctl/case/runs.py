@@ -91,7 +91,7 @@ class CommandRuns:
 
     def document(self, words: Sequence[str], name: str) -> Any:
         """Run a command that prints one JSON document, and write the document to the file ``name``.
-        Return the document; None if the output is not JSON.
+        Return the document, or None if the output is not JSON.
         """
         with tempfile.TemporaryFile() as out:
             self.finished(words, name, out)
@@ -114,8 +114,9 @@ class CommandRuns:
     @contextmanager
     def run(self, words: Sequence[str], output: str, out: IO[bytes] | int) -> Iterator[
             Popen[bytes]]:
-        """Start a command whose output is written to ``out`` or read by the caller. At the end of
-        the ``with`` block, wait until the command ends, and log the run. Raises: StoreIOError.
+        """Start a command. Its output is written to ``out`` or read by the caller. At the end of
+        the ``with`` block, wait until the command ends, and log the run.
+        Raises: StoreIOError.
         """
         number = len(self.rows) + 1
         stderr_path = f"stderr/{number:02d}-{words[0]}.txt"

@@ -32,9 +32,8 @@ class WrittenFile:
     """A written file: its name in the attempt's folder, the number of its partition, and its size
     in rows and bytes.
 
-    ``at`` and ``flush``: number of the range that contains the file's first message, and number of
-    the buffer within that range. Sorted by these numbers, the files of a partition are in log
-    order.
+    ``at``: number of the range that contains the file's first message. ``flush``: number of the
+    buffer in this range. Sorted by (``at``, ``flush``), the files of a partition are in log order.
     """
 
     name: str

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH = 16 << 20
-"""Maximum bytes of columns in a buffer. A process then needs about 50 MiB for each thread: column
-buffers, the rows selected by partition, and the encoded pages.
+"""Maximum bytes of columns in a buffer. Each thread then needs about 50 MiB: column buffers, rows
+selected by partition, and encoded pages.
 """
 
 class Chunks:
@@ -80,8 +80,10 @@ class Chunks:
 
 class Buffer(Protocol):
     """A buffer of messages; `take` removes all messages and returns them as one chunk per
-    partition. ``rank``: for each partition, its position in the order of the chunks; None: chunks
-    are in the order of the partition numbers.
+    partition.
+
+    ``rank``: position of each partition in the order of the chunks; None: ordered by partition
+    number.
     """
 
     size: int
@@ -92,7 +94,7 @@ class Buffer(Protocol):
 
 
 class Origin(NamedTuple):
-    """Origin of messages: the store as the user named it, the file relative to the store, and the
+    """Origin of messages: the store as named by the user, the file relative to the store, and the
     physical offset at which the file begins.
     """
 

@@ -24,18 +24,19 @@ from rmqctl.store.redaction import CHECKED, KEPT
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """Schema of spilled texts: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""Limit for sorting batches one by one. If a batch has more partitions than this limit, and on
-average fewer messages per partition than this limit, the batch and the following batches are sorted
-together.
+"""Limit for sorting batches one by one.
+
+A batch exceeds the limit if it has more partitions, and on average fewer messages per partition.
+This batch and the following batches are then sorted together.
 """
 
 
 class ColumnBuffer:
     """Messages as Arrow columns, in physical order within each partition.
 
-    Batches with few partitions are sorted one by one, which is several times as fast as sorting all
-    batches together. If nearly every message of a batch is in a different partition, sorting it
-    alone would produce too many pieces.
+    Batches with few partitions are sorted one by one, which is several times as fast as sorting
+    them together. If nearly every message of a batch is in another partition, this would produce
+    too many pieces. Such a batch and all later batches are sorted together.
     """
 
     def __init__(self, spec: Export, origin: Origin) -> None:

@@ -1,10 +1,11 @@
 """Export of the messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
 
-The ranges of all logs are tasks for a `Pool`; each task writes its own files and returns their
-names. A task spills the messages of partitions that have few messages in its range, and further
-tasks write the files of these partitions. This module checks the seams between ranges, collects
-results, and publishes the export by one rename. The export is published complete, with a manifest
-of the missing ranges, or not at all.
+The ranges of all logs are tasks for a `Pool`. Each task writes its own files and returns their
+names. If a partition has few messages in a range, the task spills them. Further tasks write the
+files of these partitions.
+
+This module checks the seams between ranges, collects results, and publishes the export by one
+rename. The export is published complete, with a manifest of the missing ranges, or not at all.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
 
     Messages with a body CRC mismatch are exported (``crc_ok`` false) and counted. Damaged, missing
     and unreadable ranges are listed in the result and in the manifest.
-    Raises: RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be
-    read.
+    Raises: RefusedError if ``out`` exists; StoreIOError if ``out`` cannot be written or nothing can
+    be read.
     """
     stores = [StoreResult(plan=plan) for plan in plans]
     for store_result in stores:

@@ -1,7 +1,6 @@
-"""Files of an export, which write rows to an opened binary file; this module has the text formats.
+"""Files of an export, which write rows to an opened binary file. This module has the text formats.
 
-These classes never flush or close the binary file: `rmqctl.export.attempt` flushes it to disk and
-closes it.
+The binary file is flushed and closed by `rmqctl.export.attempt`, never by these classes.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def json_line(row: Row) -> bytes:
 
 
 def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
-    """Return a row as CSV. Texts are unchanged (U+FFFD for bytes that are not UTF-8) or converted
-    by ``text``; lists and maps are written as JSON.
+    """Return a row as CSV. Lists and maps are written as JSON. Texts are unchanged (U+FFFD for
+    bytes that are not UTF-8) or converted by ``text``.
     """
     cells = map(_cell, row.values())
     return csv_record(cells if text is None else (

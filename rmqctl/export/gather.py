@@ -1,9 +1,10 @@
 """Write the files of partitions that have few messages in each range of a log.
 
 The tasks that read ranges spill these messages (`rmqctl.export.spill`), divided into buckets by
-partition. For each bucket, a further task then writes the files of its partitions, in log order. A
-file ends after `MAX_FILE_BYTES`, and where a range has written its own file for the partition. So
-the order of a partition's file names is also the log order.
+partition. A further task for each bucket writes the files of its partitions, in log order.
+
+A file ends after `MAX_FILE_BYTES`, and where a range has its own file for the partition. As a
+result, the order of a partition's file names is also the log order.
 """
 
 from __future__ import annotations

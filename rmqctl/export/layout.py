@@ -1,7 +1,8 @@
 """Partitions of exported messages by topic, day and store, and the names of their folders.
 
-The names are Hive's (``topic=orders/day=2023-11-14``), escaped as Hive and Spark do, so that Spark
-and Arrow can read the values. A value that is too long for a name is shortened and marked.
+The names are Hive's (``topic=orders/day=2023-11-14``). They are escaped as in Hive and Spark, so
+that Spark and Arrow can read the values. A value that is too long for a name is shortened and
+marked.
 """
 
 from __future__ import annotations

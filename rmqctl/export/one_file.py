@@ -1,7 +1,8 @@
 """Export of the messages of stores to one file, in the order of the stores and of their logs.
 
-The complete file appears at the end by one rename, or not at all. Standard output receives messages
-as they are read. Counts and missing ranges are the same as for a folder (`rmqctl.export.export`).
+The complete file appears at the end by one rename, or not at all. Standard output receives each
+message when it is read. Counts and missing ranges are the same as for a folder
+(`rmqctl.export.export`).
 """
 
 from __future__ import annotations

@@ -42,8 +42,10 @@ _SAMPLES, _SAMPLE = 8, 4 << 20
 
 @dataclass(slots=True)
 class StorePlan:
-    """Plan for a store. ``pieces``: ranges of its log to export; ``missing``: ranges that are known
-    to be missing before the log is read.
+    """Plan for a store.
+
+    ``pieces``: ranges of the log to export. ``missing``: ranges known to be missing before the log
+    is read.
     """
 
     name: str
@@ -162,11 +164,11 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
-    """Return, for each file, the position at which reading stops. Zeros after the end of the log
-    are not read.
+    """Return the position at which reading of each file stops. Zeros after the end of the log are
+    not read.
 
-    Zeros at the end of an earlier file are read, because they are damage. A file that cannot be
-    opened is reported later, by the export itself.
+    Zeros at the end of an earlier file are read, because they are damage. The export later reports
+    a file that cannot be opened.
     """
     ends = [file.size for file in files]
     for number in reversed(range(len(files))):

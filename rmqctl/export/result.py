@@ -32,8 +32,8 @@ class StoreResult(ExportTally):
 
     @property
     def undecided(self) -> int:
-        """Return the number of records that may or may not be messages, in the log and among those
-        that a repair discarded.
+        """Return the number of records that may or may not be messages. Records that a repair
+        discarded are included.
         """
         return self.damage.undecided + self.lost.discarded
 

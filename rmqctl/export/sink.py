@@ -1,11 +1,11 @@
 """Writer of the messages of a range by partition, in bounded memory.
 
-A buffer collects up to `FLUSH` bytes of messages. It is then written to the files of its
-partitions, as one row group for each file. A partition gets a file if this range has enough of its
-messages (`MIN_FILE_BYTES`), or if the range is the only range of its store and few files are open.
-All other messages are spilled to one file of the range, from which `gather` writes the files of all
-ranges. So the number of files depends on the partitions and their sizes, not on the number of
-ranges and buffers.
+A buffer collects up to `FLUSH` bytes of messages. Then it is written to its partitions' files, as
+one row group for each file. A partition gets a file if this range has enough of its messages
+(`MIN_FILE_BYTES`). It also gets a file if the store has only this range and few files are open.
+
+All other messages are spilled to one file of the range. From these files, `gather` writes the files
+of all ranges. Therefore the number of files depends only on the partitions and their sizes.
 """
 
 from __future__ import annotations

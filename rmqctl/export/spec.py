@@ -71,10 +71,14 @@ class Export:
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False,
            redaction: Redaction | None = None) -> Export:
-        """Create a specification. ``stores``: number of stores; ``provenance``: whether to add the
-        fields of `PROVENANCE`; ``csv_text``: conversion of texts in CSV; ``decoding``: decoder of
-        bodies; ``decoded``: whether to add the fields of `DECODED`; ``redaction``: replaces user
-        data by digests.
+        """Create a specification.
+
+        ``stores``: number of stores.
+        ``provenance``: add the fields of `PROVENANCE`.
+        ``csv_text``: conversion of texts in CSV.
+        ``decoding``: decoder of bodies.
+        ``decoded``: add the fields of `DECODED`.
+        ``redaction``: replaces user data by digests.
         Raises: UsageError for options that contradict each other.
         """
         # Refuse unknown names before any default is applied to them.
@@ -143,8 +147,9 @@ class Export:
 
 
 def portable(zone: tzinfo) -> tzinfo:
-    """Return a time zone that can be sent to workers: a zone that was read from a local file is
-    replaced by its name. Raises: UsageError.
+    """Return a time zone that can be sent to workers. A zone that was read from a local file is
+    replaced by its name.
+    Raises: UsageError if this name is unknown.
     """
     try:
         pickle.dumps(zone)

@@ -43,8 +43,10 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True)
 class SpilledChunk:
-    """Messages of a partition in one buffer of a range: ``rows`` messages, in ``length`` rows of
-    record batch ``batch``, beginning at row ``start``.
+    """Messages of a partition in one buffer of a range.
+
+    ``rows``: number of messages. ``length``: number of rows in record batch ``batch``, from row
+    ``start`` on.
     """
 
     values: Values
@@ -121,9 +123,11 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Divide chunks into pieces that are each in one record batch: Arrow divides a table into
-    batches if a column is too large, so a chunk may be in two batches. Return the number of each
-    piece's chunk, and the piece's `_PLACES`. ``batches``: number of rows in each batch.
+    """Divide chunks into pieces that are each in one record batch. Return the number of each
+    piece's chunk, and the piece's `_PLACES`.
+
+    ``batches``: number of rows in each batch. Arrow divides a table into batches if a column is too
+    large. Therefore a chunk may be in two batches.
     """
     ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
     edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))

@@ -1,11 +1,12 @@
 """The staging folder of an export or of the files of a query. It is published as OUT when complete,
 or not at all.
 
-``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a
-separate folder. Successful files are moved below ``export``, which becomes OUT by one rename. Files
-of failed attempts are removed with the staging folder. A worker never creates a folder that the
-driver should have created: if such a folder is missing, worker and driver do not share a file
-system (`refuse_unseen`).
+The folder ``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt
+into its own folder. Files of successful attempts are moved below ``export``, which becomes OUT by
+one rename. Files of failed attempts are removed with the staging folder.
+
+A worker never creates a folder that the driver should have created. If such a folder is missing,
+worker and driver do not share a file system (`refuse_unseen`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MARK = ".rmqctl-export-"
 
 def checked_target(out: str) -> str:
     """Return the real path of OUT.
-    Raises: UsageError if it is in a store; RefusedError if it exists (except as an empty folder) or
-    is another user's link; StoreIOError if its parent folder is missing.
+    Raises: UsageError if the path is in a store; RefusedError if it exists and is not an empty
+    folder, or if it is another user's link; StoreIOError if the parent folder is missing.
     """
     refuse_link_of_others(out)
     target = os.path.realpath(out)

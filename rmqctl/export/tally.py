@@ -29,11 +29,11 @@ class CountedSpans(Damage):
 
 @dataclass(slots=True)
 class ExportTally:
-    """Counts of a part of a log and of the messages exported from it. Times are store times in ms,
+    """Counts of a part of a log and of the messages exported from it. Times are store times in ms;
     offsets are physical.
 
     ``tail``: the spans after the last message. If a message follows in a later part, they are
-    damage; otherwise they may be the unused end of the log.
+    damage. Without one they may be the unused end of the log.
     """
 
     messages: int = 0

@@ -28,7 +28,8 @@ _CUT = "… (cut)"
 
 class XlsxFile:
     """A workbook that writes rows to disk as they arrive. ``cut``: number of cells that were too
-    long. Raises: RefusedError if there are more rows than a sheet can contain.
+    long.
+    Raises: RefusedError if the number of rows exceeds the limit of a sheet.
     """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:

@@ -1,5 +1,7 @@
-"""The settings of a broker that was started with a ``broker.conf``: the file's values as the
-broker's release reads them, and that release's defaults for all other settings.
+"""The settings of a broker that was started with a ``broker.conf``.
+
+Values in the file apply as the broker's release reads them. All other settings have this release's
+defaults.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Effective:
 
     def origin(self, name: str) -> Phrase:
         """Return the origin of a setting's value: the setting in the file, such as
-        ``mappedFileSizeCommitLog=1024``, or the reason why the default applies.
+        ``mappedFileSizeCommitLog=1024``, or the reason for the default.
         """
         spelling, text = self.spelled(name), self.text(name)
         if text is not None:

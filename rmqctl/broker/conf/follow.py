@@ -42,9 +42,13 @@ _CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 class SettingEffect(NamedTuple):
     """The effect of a setting on a startup. ``detail``: a sentence.
 
-    ``effect`` is one of: ``refuses``: the broker does not start; ``loses``: the broker does not
-    read, or deletes, existing data; ``unserved``: the broker runs, but serves no client;
-    ``ignored``: the broker does not know the name; ``differs``: any other effect.
+    ``effect`` is one of:
+
+    - ``refuses``: the broker does not start.
+    - ``loses``: the broker does not read, or deletes, existing data.
+    - ``unserved``: the broker runs, but serves no client.
+    - ``ignored``: the broker does not know the name.
+    - ``differs``: any other effect.
     """
 
     setting: str
@@ -77,8 +81,8 @@ class Followed:
 
 
 def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
-    """Return the store that a broker of ``release`` opens with the configuration file of ``store``;
-    ``store`` itself if it has no configuration file.
+    """Return the store that a broker of ``release`` opens with the configuration file of ``store``.
+    Without a configuration file, this is ``store`` itself.
     """
     if not store.sizes.conf.path:
         return Followed(store, version, assumed=_assumed(store))
@@ -185,7 +189,7 @@ class _Follower:
 
     def _layouts(self) -> BrokerVersion:
         """Return the broker's rules, adapted to the form of its consume queues. Report settings
-        that do not match the layouts of the store.
+        that do not match the store's layouts.
         """
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:

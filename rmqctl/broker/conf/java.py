@@ -1,5 +1,7 @@
-"""Conversion of configuration values as in Java (``MixAll.properties2Object``). A value that Java
-cannot convert raises ValueError; the broker itself ignores such a value and keeps the default.
+"""Conversion of configuration values as in Java (``MixAll.properties2Object``).
+
+A value that Java cannot convert raises ValueError. The broker ignores such a value and keeps the
+default.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ _BLANKS = "".join(map(chr, range(0x21)))
 
 
 def value(kind: str, text: str, *, trims: bool) -> Any:
-    """Return ``text`` as a value of the Java type ``kind``. ``trims``: whether blanks around
-    strings are removed (5.2.0 and later).
+    """Return ``text`` as a value of the Java type ``kind``. ``trims``: remove blanks around
+    strings, as 5.2.0 and later do.
 
     Raises: ValueError.
     """

@@ -20,8 +20,10 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
 
 
 class SettingName(NamedTuple):
-    """The name of a setting and its Java type. ``since``: the first release that reads the setting;
-    ``until``: the last release that reads it, None if the newest release still does.
+    """The name of a setting and its Java type.
+
+    ``since``: first release that reads the setting. ``until``: last release that reads it; None for
+    the newest release.
     """
 
     name: str
@@ -74,8 +76,8 @@ def meant(name: str, release: str) -> str | None:
 
 
 def unread(name: str, release: str) -> Phrase:
-    """Return a hint for a name that ``release`` does not know: the name that was probably meant, or
-    the first or last release that knows the name.
+    """Return a hint for a name that ``release`` does not know. The hint is the name that was
+    probably meant, or the first or last release that knows the name.
     """
     other, setting = meant(name, release), table().get(name)
     values = {"name": name, "release": release}

@@ -1,8 +1,8 @@
-"""The folders in which a broker with a given ``broker.conf`` looks for its files, resolved for a
-store that may be a copy.
+"""The folders in which a broker with a given ``broker.conf`` looks for its files. The store may be
+a copy.
 
 The ``broker.conf`` contains paths on the broker's machine. If its storePathRootDir does not exist
-on this machine, the given store replaces that folder, and paths below that folder are looked up
+on this machine, the given store replaces that folder. Paths below that folder are then looked up
 below the store.
 """
 
@@ -103,8 +103,8 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Return whether the logs of two stores have different first messages, so that one store is not
-    a copy of the other.
+    """Return whether the first messages of two stores' logs differ. Neither store is then a copy of
+    the other.
     """
     logs = [{file.name: file.path for folder in find(path)
              for file in listing(os.path.join(path, folder)).files} for path in (root, store)]
@@ -123,9 +123,8 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return whether a broker without a configured root uses a folder other than this store as its
-    root. This is the case if one of its log folders is in the store, but the store is not the
-    default root.
+    """Return whether a broker without a configured root uses another folder than this store as its
+    root. True if a log folder is in the store, but the store is not the default root.
     """
     if is_default(vfs.abspath(store)):
         return False

@@ -18,9 +18,11 @@ _MAX_NAMED = 3
 
 
 class GroupOffsets(NamedTuple):
-    """Difference between the offsets of one group in two stores, a and b. ``a_ahead``: number of
-    queues in which the offset is greater in a or exists only in a. ``a_messages``: sum of the
-    differences in these queues. ``b_ahead``, ``b_messages``: the same for b.
+    """Difference between the offsets of one group in two stores, a and b.
+
+    ``a_ahead``: number of queues in which the offset is greater in a or exists only in a.
+    ``a_messages``: sum of the differences in these queues.
+    ``b_ahead``, ``b_messages``: the same for b.
     """
 
     group: str

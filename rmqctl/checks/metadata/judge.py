@@ -55,7 +55,7 @@ REPORTED = frozenset({"config-emptied", "config-older"})
 class Defect(NamedTuple):
     """A loss, and the finding that `verify` reports for it.
 
-    ``category``: category of the finding; None if the check of the file itself already reports it.
+    ``category``: category of the finding; None if the check of the file already reports the loss.
     ``command``: the command that repairs the loss, with STORE for the root.
     """
 
@@ -68,9 +68,12 @@ class Defect(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataLosses:
-    """Losses of topics, groups and offsets. ``offsets``: lost committed offsets whose values are
-    known. ``unknown``: whether offsets with unknown values are lost as well. ``restored``: by file,
-    lost entries that `recover` can restore from the copy that the broker does not load.
+    """Losses of topics, groups and offsets.
+
+    ``offsets``: lost committed offsets with known values.
+    ``unknown``: offsets with unknown values are also lost.
+    ``restored``: by file, lost entries that `recover` can restore from the copy that the broker
+    does not load.
     """
 
     defects: list[Defect] = field(default_factory=list)
@@ -248,8 +251,8 @@ class _MetadataJudge:
                       file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:
-        """Return whether brokers keep an offset: its group is configured, its topic exists, and the
-        queue has messages that the group may still read.
+        """Return whether brokers keep an offset. They keep it if its group is configured, its topic
+        exists, and the queue has messages that the group may still read.
         """
         group, topic, queue_id = key
         if self.groups is not None and group not in self.groups:
@@ -370,7 +373,7 @@ class _MetadataJudge:
     def _unconfigured(self) -> None:
         """Judge topics with messages and committed offsets that are missing from the configuration.
 
-        Such a topic was not deleted: a broker deletes a topic together with its queues and, since
+        Such a topic was not deleted. A broker deletes a topic together with its queues and, since
         5.0, its offsets.
         """
         if self.store.layout.consumequeue == "rocksdb":
@@ -467,8 +470,8 @@ class _MetadataJudge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups without a committed offset that have retry messages. A group with retry
-        messages has consumed messages, so it had an offset.
+        """Judge groups without a committed offset that have retry messages. Such a group has
+        consumed messages, which proves that it had an offset.
         """
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:

@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Yield committed offsets beyond the end of their queue. ``end_of`` returns the end of a queue
-    (0 if the queue does not exist, None if unknown). Offsets of deleted topics are skipped.
+    """Yield committed offsets beyond the end of their queue. Offsets of deleted topics are skipped.
+    ``end_of`` returns the end of a queue (0 if the queue does not exist, None if unknown).
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):

@@ -1,9 +1,9 @@
 """The tables of ``config/`` as a broker loads them at startup, and the copy that it does not load.
 
-`ConfigManager.load` loads the main file. If the main file is missing, empty or undecodable, it
-loads the ``.bak`` file; if this file is missing or empty too, the broker starts with an empty
-table. The first write copies the main file over ``.bak`` (spec: checkpoint-and-small-files.md
-§4.1).
+`ConfigManager.load` loads the main file. If the main file is missing, empty or undecodable, the
+broker loads the ``.bak`` file. If the ``.bak`` file is also missing or empty, the broker starts
+with an empty table. The first write copies the main file over ``.bak``
+(checkpoint-and-small-files.md §4.1).
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _loads(copy: ConfigCopy) -> bool:
 
 
 def _readable(store: Store, copy: ConfigCopy) -> Any:
-    """Return the parsed value of a copy; if the copy is damaged, its part before the damage; None
-    if no part is readable.
+    """Return the parsed value of a copy. If the copy is damaged, return its part before the damage;
+    None if no part is readable.
     """
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value

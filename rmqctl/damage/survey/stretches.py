@@ -1,9 +1,9 @@
 """Cached results of a log survey, so that the next survey reads only what has changed.
 
-A log is surveyed again after each step of a repair, when only a few bytes have changed. For each
-stretch of a file, the cache contains the results, the state of the scan at the start of the
-stretch, and the end of the bytes that were read for it. If none of these bytes has changed and the
-scan reaches the stretch in the same state, the results are the same.
+A log is surveyed again after each step of a repair. Each step changes only a few bytes. The cache
+contains for each stretch of a file: the results, the state of the scan at its start, and the end of
+the bytes read for it. The results are reused if none of these bytes has changed and the scan
+reaches the stretch in the same state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ _MAX_ROWS = 2 << 20
 
 
 class SurveyState(NamedTuple):
-    """The state of a survey at its current position. ``time``, ``last``: store time, and start and
-    end, of the last message. ``times``: physical offsets and store times of the last two messages.
-    ``sealed``: whether any message had an appended CRC.
+    """The state of a survey at its current position.
+
+    ``time``: store time of the last message.
+    ``last``: start and end of the last message.
+    ``times``: physical offsets and store times of the last two messages.
+    ``sealed``: a message had an appended CRC.
     """
 
     time: int | None = None

@@ -1,7 +1,7 @@
 """Survey of a log: its damaged regions, the runs of queue offsets, and anomalies.
 
 A record is intact if a broker's recovery accepts it (commitlog.md §9): it is provably a record, and
-its body matches its CRC. If a store's messages have an appended CRC, this CRC must match, too.
+its body matches its CRC. If a store's messages have an appended CRC, this CRC must also match.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def joined(rows: Array) -> Array:
 
 class Runs:
     """The runs of every queue, in log order. ``numbers``: the number of each queue, as used in
-    `add`; several surveys may share this mapping.
+    `add`. Several surveys may share this mapping.
     """
 
     def __init__(self, numbers: Mapping[QueueKey, int]) -> None:
@@ -158,8 +158,11 @@ class Region:
 
 @dataclass(slots=True)
 class Survey:
-    """Results of one scan of a log. ``last_end``: end of the last message; ``used``: number of the
-    file that contains it. ``closed``: numbers of the files with an end-of-file record.
+    """Results of one scan of a log.
+
+    ``last_end``: end of the last message.
+    ``used``: number of the file that contains the last message.
+    ``closed``: numbers of the files with an end-of-file record.
     """
 
     regions: list[Region]
@@ -216,8 +219,9 @@ class Survey:
     """
 
     borders: list[Array] = field(default_factory=list)
-    """Intact records next to damage that should have a consume queue entry, by column, int64 of
-    shape (4, n): queue number, queue offset, physical offset, size.
+    """Intact records next to damage that should have a consume queue entry.
+
+    By column, int64 of shape (4, n): queue number, queue offset, physical offset, size.
     """
 
     def add(self, behind: Survey) -> None:

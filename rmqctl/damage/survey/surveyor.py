@@ -48,8 +48,8 @@ _LONG_PAUSE = 30 * 24 * 3600 * 1000
 longer pause, the first or the last message is reported as out of order.
 """
 _FAR = 1 << 61
-"""Limit to which store times (ms) are reduced, so that adding a pause does not overflow. It is far
-beyond any real time.
+"""Limit (ms) to which store times are reduced, so that adding a pause does not overflow. Any real
+time is far below.
 """
 _PENDING = 1 << 17
 """Number of columns of runs that are collected before they are joined."""
@@ -468,10 +468,10 @@ class Surveyor:
         """Return the entries of multi-dispatched messages in other queues (consumequeue.md §10).
 
         Entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`) are included:
-        the broker assigns their queue offsets nevertheless, so these are not missing
-        (apache/rocketmq#8693). A broker that never writes such entries restarts the queue offsets
-        at 0 from time to time, so these offsets prove nothing. If such a broker may have used the
-        store, the result is None.
+        the broker still assigns their queue offsets (apache/rocketmq#8693).
+
+        The result is None if the store's broker may never write such entries. That broker restarts
+        the queue offsets at 0 from time to time, so the offsets prove nothing.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None

@@ -1,10 +1,11 @@
-"""Append messages from lines of text. The messages are written by an engine. As in a broker, the
-topics in config/topics.json apply, and topics are created if needed. A dry run uses the complete
-put path on a store opened read-only: its results, including offsets and message ids, are those of a
-real run.
+"""Append messages from lines of text. An engine writes the messages.
 
-If a line is not a message, or its message is rejected, the line is skipped or ends the run, as the
-caller chose. Messages that were written before it are kept.
+As in a broker, the topics in config/topics.json apply, and topics are created if needed. A dry run
+uses the complete put path on a store opened read-only. Therefore its results are those of a real
+run, including offsets and message ids.
+
+A line that is not a message, or whose message is rejected, is skipped or ends the run, as the
+caller chose. Earlier messages are kept.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class AppendSession:
             obey_topics: bool = True) -> list[PutResult]:
         """Put a group of messages; see `Engine.put_many`.
 
-        With ``obey_topics``, a message that the topic configuration does not allow is rejected, and
-        new topics are added to the configuration if the session creates topics.
+        ``obey_topics``: reject messages that the topic configuration does not allow. If the session
+        creates topics, new topics are added to the configuration.
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
@@ -200,8 +201,9 @@ class Convert(Protocol):
 
 
 _TOGETHER = 256
-"""Number of lines that are converted at once. If one of them is not a message, all of them are
-converted again, one by one."""
+"""Number of lines that are converted at once. If one line is not a message, all lines of the group
+are converted again, one by one.
+"""
 
 
 class LineFault(NamedTuple):
@@ -258,11 +260,11 @@ class AppendTally:
 
 
 def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = False) -> Convert:
-    """Return a converter of lines to messages.
+    """Return a converter of lines to messages. By default, the lines are messages of a client, to
+    which a broker adds properties.
 
-    ``as_recorded``: the lines are stored records. ``replay``: the lines are messages in the form in
-    which they reach a put path. Otherwise they are messages of a client, to which a broker adds
-    properties.
+    ``as_recorded``: the lines are stored records. ``replay``: the lines are messages as they reach
+    a put path.
     """
     trailing = settings.profile.trailing_separator
     if as_recorded:
@@ -308,10 +310,8 @@ class LineAppender:
         """
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
-        """Put a group of lines; yield (line number, result) for each message that reached the
-        engine.
-
-        If a line ends the run, no later line is put.
+        """Put a group of lines. Yield (line number, result) for each message that reached the
+        engine. No line is put after a line that ends the run.
         """
         # Convert the lines, put the messages, and collect the results.
         self.faults = []

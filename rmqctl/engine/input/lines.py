@@ -42,10 +42,11 @@ Line = bytes | InputError
 class LineReader:
     """Reader of the lines of an open descriptor, which the caller closes.
 
-    ``name``: the name of the input in errors. A line of more than ``limit`` bytes is skipped.
-    ``taken``: number of bytes read so far. ``wake``: a descriptor that interrupts waiting for
-    input, see `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; its data is
-    discarded.
+    ``name``: name of the input in errors.
+    ``limit``: maximum length of a line (bytes); a longer line is skipped.
+    ``taken``: number of bytes read so far.
+    ``wake``: descriptor that interrupts waiting for input (see
+    `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`). Its data is discarded.
     """
 
     def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,
@@ -60,9 +61,9 @@ class LineReader:
 
     def groups(self) -> Iterator[list[tuple[int, Line]]]:
         """Yield non-empty lists of (line number from 1, line). Blank lines are counted and skipped.
+        The last line may lack a newline character.
 
-        The last line may lack a newline character. Signal handlers may raise exceptions while this
-        method waits for input.
+        Signal handlers may raise exceptions while this method waits for input.
         Raises: StoreIOError if reading fails.
         """
         while data := self._read():
@@ -199,8 +200,8 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """Convert digits to a number. Python rejects numbers of thousands of digits and is slow for
-    hundreds of digits, so a long number is replaced by a number that is out of all ranges.
+    """Convert digits to a number. A long number is replaced by a number that is out of all ranges:
+    Python rejects numbers of thousands of digits and is slow for hundreds.
     """
     if len(digits) <= _MAX_DIGITS:
         return int(digits)

@@ -1,9 +1,11 @@
 """Convert message objects (JSON) to the engine's messages; the opposite of `store.objects`.
 
-There are three forms: `ClientMessages` (a client's message, which needs only topic and body),
-`Replay` (a message as it reaches a broker's put path) and `Recorded` (a stored record). If several
-fields give the same value, the most exact field is used: ``properties_raw``, then ``properties``,
-then ``tags`` and ``keys``.
+- `ClientMessages`: a client's message, which needs only topic and body.
+- `Replay`: a message as it reaches a broker's put path.
+- `Recorded`: a stored record.
+
+If several fields specify the same value, the most exact field is used: ``properties_raw``, then
+``properties``, then ``tags`` and ``keys``.
 """
 
 from __future__ import annotations
@@ -189,12 +191,12 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
 
 
 class ClientMessages(_Sent[_Message]):
-    """Converter of messages in the form in which a client sends them; fields that a broker sets are
-    ignored.
+    """Converter of messages as a client sends them; fields that a broker sets are ignored.
 
-    ``prepare`` returns the properties string of a single message, ``item`` that of a message in a
-    batch (default: ``prepare``), ``batch`` that of the batch itself (default: unchanged). ``many``
-    is ``prepare`` for many messages.
+    ``prepare``: returns the properties string of a message.
+    ``item``: the same for a message in a batch (default: ``prepare``).
+    ``batch``: the same for a batch (default: unchanged).
+    ``many``: ``prepare`` for many messages.
     """
 
     def __init__(self, prepare: Prepare, *, item: Prepare | None = None,
@@ -203,10 +205,9 @@ class ClientMessages(_Sent[_Message]):
 
 
 class Replay(_Sent[_Timed]):
-    """Converter of messages in the form in which they reach a put path: properties, times and hosts
-    are not changed.
+    """Converter of messages as they reach a put path: properties, times and hosts are not changed.
 
-    ``trailing``: whether a properties string that is built from an object ends with a separator.
+    ``trailing``: a properties string that is built from an object ends with a separator.
     """
 
     def __init__(self, *, trailing: bool) -> None:

@@ -57,9 +57,10 @@ def line(message: dict[str, Any]) -> bytes:
 
 
 def requeue(letters: Iterable[ConvertedLetter], session: AppendSession) -> Iterator[dict[str, Any]]:
-    """Put the messages in groups; yield a result row (`COLUMNS`) for each dead letter.
+    """Put the messages in groups. Yield a result row (`COLUMNS`) for each dead letter.
 
-    A message whose topic is not in config/topics.json is skipped, because no client could read it.
+    If a topic is not in config/topics.json, its messages are skipped, because no client could read
+    them.
     Raises: StoreIOError.
     """
     appender = LineAppender(session, converter(session.settings), stop=False)

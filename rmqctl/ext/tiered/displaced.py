@@ -36,15 +36,18 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
     """Return the messages of a queue in a damaged range (positions in ``source``), in order.
 
-    To be accepted, a message must have valid lengths, and the right body CRC, topic, queue and
-    queue offset. The queue offset of the first message must follow ``last`` or repeat an earlier
-    offset, unless the message begins the file; each further message must have the next queue
-    offset.
+    A message must have valid lengths and the right body CRC, topic and queue. The first message's
+    queue offset must follow ``last`` or repeat an earlier offset, unless the message begins the
+    file. Each further message must have the next queue offset.
 
-    A sender can put a record with all these values into a message body. So a message must also be
-    in one of three positions: at the start of the range; at the end of the previous message; or, if
-    some bytes occur twice because a write was repeated, at the start of the second copy, if the
-    first copy begins no later than one of the other two positions.
+    A sender can put such a record into a message body. Therefore a message must also be in one of
+    three positions:
+
+    - at the start of the range
+    - at the end of the previous message
+    - at the start of the second copy of repeated bytes, if the first copy begins no later than one
+      of the other positions
+
     ``most``: maximum number of candidates to try.
     """
     shifted: list[Shifted] = []
@@ -80,8 +83,8 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def _repeats(source: Source, start: int, position: int) -> bool:
-    """Return whether the bytes ``[start, position)`` are repeated at ``position``. This happens if
-    a broker writes a part of a block, and then the complete block.
+    """Return whether the bytes ``[start, position)`` are repeated at ``position``. A broker may
+    write a part of a block, and then the complete block.
     """
     length = position - start
     return 0 <= start < position and all(

@@ -1,9 +1,9 @@
 """Expire segments of a tier as a broker does, but without the broker's defects (tiered.md §13).
 
-Segments whose messages are all too old are removed from the start of each queue's commit log, but
-never the last segment. Consume queue files are removed if all of their units point to removed
-segments, and index files if their newest item is too old. No file is deleted: a plan moves the
-files aside.
+Segments whose messages are all too old are removed from the start of each queue's commit log. The
+last segment is never removed. Consume queue files are removed if all of their units point to
+removed segments. Index files are removed if their newest item is too old. No file is deleted: a
+plan moves the files aside.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class QueueExpired:
 
 @dataclass(slots=True)
 class TierExpiry:
-    """A plan, and the queues that lose files. ``bytes``: total size of the removed files;
-    ``files``: number of removed files by kind.
+    """A plan, and the queues that lose files.
+
+    ``bytes``: total size of the removed files. ``files``: number of removed files by kind.
     """
 
     plan: Plan
@@ -66,9 +67,11 @@ class TierExpiry:
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int,
            topic: str | None = None) -> TierExpiry:
-    """Plan the removal of a broker's expired files. ``now``: epoch ms. ``older_than``: age in ms at
-    which messages expire, unless a topic has its own reserve time. With ``topic``, remove only
-    files of that topic, and no index files.
+    """Plan the removal of a broker's expired files.
+
+    ``now``: epoch ms.
+    ``older_than``: age in ms at which messages expire, unless a topic has its own reserve time.
+    ``topic``: remove only files of this topic, and no index files.
     Raises: RefusedError if metadata is unreadable; StoreIOError.
     """
     return _Expiring(tier, scope, now, older_than, topic).run()

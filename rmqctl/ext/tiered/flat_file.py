@@ -3,9 +3,9 @@
 A flat file consists of the segments of one queue and kind, read as a contiguous byte range. A queue
 has two flat files: its consume queue and its commit log.
 
-Bounds follow a broker's rules: the consume queue defines the queue's end, and the first message of
-the commit log defines which offsets are expired. All data is read by position; only the bounds are
-kept in memory.
+Bounds follow a broker's rules. The consume queue defines the queue's end. The first message of the
+commit log defines which offsets are expired. All data is read by position; only the bounds are kept
+in memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ BLOCK_UNITS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment file of ``size`` bytes, of which ``usable`` are before the start of the next
-    segment. ``name_ok``: whether the hash in the file name is correct.
+    """A segment file of ``size`` bytes. The first ``usable`` bytes are before the start of the next
+    segment. ``name_ok``: the hash in the file name is correct.
     """
 
     path: str
@@ -61,11 +61,12 @@ class Segment:
 
 @dataclass(slots=True)
 class FlatFile:
-    """The segments of a flat file, in the order of their base offsets. ``folder`` is relative to
-    the tier root.
+    """The segments of a flat file, in the order of their base offsets.
 
-    ``strange``: names in the folder that are not segment names. ``witness``: a function that
-    returns independent evidence of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
+    ``folder``: path relative to the tier root.
+    ``strange``: names in the folder that are not segment names.
+    ``witness``: returns independent evidence of the messages' offsets
+    (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
     reader: TierReader
@@ -143,10 +144,9 @@ class FlatFile:
 
     def read_as_broker(self, offset: int, length: int, further: int = 0) -> bytes:
         """Read a range as a broker does: from the segment that contains its start, and from the
-        next segment.
+        next segment. Read up to ``further`` bytes after the range if they exist.
 
-        Read up to ``further`` bytes after the range if they exist.
-        Raises: FormatError if there is nothing to read; StoreIOError.
+        Raises: FormatError if no byte can be read; StoreIOError.
         """
         number = next((n for n in range(len(self.segments) - 1, -1, -1)
                        if self.segments[n].base <= offset), None)
@@ -166,9 +166,7 @@ class FlatFile:
 
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
         """Return the record at a logical offset, even if its physicalOffset is wrong; None if no
-        valid record starts there.
-
-        With ``size``, return only a record of that size.
+        valid record starts there. With ``size``, the record must have this size.
         Raises: StoreIOError.
         """
         from rmqctl.scan.resync import MAX_RECORD
@@ -263,8 +261,7 @@ class FlatQueue:
         return max(self.cq_start, self.first_message_offset())
 
     def first_message_offset(self) -> int:
-        """Return the queue offset field of the first message in the commit log; -1 without a
-        message.
+        """Return the queue offset field of the commit log's first message; -1 without a message.
 
         Like a broker, read bytes 20 to 27 of the first segment without a check.
         """
@@ -281,16 +278,15 @@ class FlatQueue:
         return UNIT.decode(data) if len(data) == UNIT_SIZE else None
 
     def units(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Return up to ``count`` units from queue offset ``start`` on, as a structured array
-        (fields of `rmqctl.formats.tiered.units.Unit`). Return fewer units if a gap or the end of
-        the queue comes first.
+        """Return up to ``count`` units from queue offset ``start`` on, but none after a gap. The
+        result is a structured array (fields of `rmqctl.formats.tiered.units.Unit`).
         """
         data = self.consume_queue.read(start * UNIT_SIZE, count * UNIT_SIZE)
         return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
-        """Return the bytes to which a unit points. If a coda record is in front of the message,
-        skip it, as a broker does.
+        """Return the bytes to which a unit points. Like a broker, skip a coda record before the
+        message.
         Raises: FormatError if bytes are missing or the unit is invalid.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:

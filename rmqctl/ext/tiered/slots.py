@@ -37,9 +37,10 @@ class SegmentSlots:
         """Position and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
-        """Yield the batches of a scan. If queue offsets prove that a doubtful record in a damaged
-        range is a message, yield it in a separate batch. If queue offsets prove nothing, the record
-        stays doubtful.
+        """Yield the batches of a scan.
+
+        A doubtful record in a damaged range is yielded in a separate batch if queue offsets prove
+        that it is a message. If they prove nothing, the record stays doubtful.
         Raises: StoreIOError.
         """
         for batch in walk:

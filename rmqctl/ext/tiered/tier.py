@@ -54,9 +54,11 @@ class TierContents:
 class Tier(Closing):
     """A tier root. A context manager.
 
-    ``metadata_path``: the metadata file, or None if it does not exist. ``metadata``: its content,
-    empty if it cannot be read (``metadata_error`` is the reason). ``broker_root``: the broker's
-    local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
+    ``metadata_path``: the metadata file, or None if it does not exist.
+    ``metadata``: content of the metadata file; empty if unreadable.
+    ``metadata_error``: why the metadata file is unreadable, or None.
+    ``broker_root``: the broker's local root, with ``config/`` and ``tiered_index_file/``; None if
+    unknown.
     """
 
     def __init__(self, reader: TierReader, metadata_path: str | None,
@@ -170,8 +172,8 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """Return the number of hash slots of the uploaded files, None if unknown. Use it for files
-        that do not contain this number.
+        """Return the number of hash slots of the uploaded files; None if unknown. Files that do not
+        contain this number are read with it.
         """
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
@@ -201,8 +203,8 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """Give a queue a witness: its units and its broker's index items are evidence of the offsets of
-    its messages. Return the queue.
+    """Give a queue a witness and return the queue. Its units and its broker's index items are
+    evidence of the offsets of its messages.
     """
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness

@@ -207,8 +207,10 @@ class QueueWitness:
 
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
         """Return (position, size) of the messages in ``[start, end)`` of the log that have index
-        items, in order. The queue's topic id is determined from the items of the messages
-        ``beside`` the range; if it remains unknown, the result is empty.
+        items, in order.
+
+        ``beside``: messages outside the range. Their items determine the queue's topic id. If the
+        id remains unknown, the result is empty.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}
@@ -325,9 +327,9 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """Return the positions and the sizes of the messages to which units point, ignoring invalid
-        units and units that `tiered recover` guessed. If a unit points to a coda before the
-        message, the position is after the coda.
+        """Return the positions and the sizes of the messages to which units point. Invalid units
+        and units that `tiered recover` guessed are ignored. If a coda precedes the message, the
+        position is after the coda.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

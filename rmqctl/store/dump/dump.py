@@ -1,8 +1,8 @@
 """One file of any kind, record by record: the rows of `rmqctl dump`.
 
-The file is opened read-only and read in parts, so memory does not grow with its size. Damage never
-ends a dump: a row reports the fault and its position, and the dump continues with the next provable
-record.
+The file is opened read-only and read in parts, so memory does not grow with the file's size. Damage
+never ends a dump: a row reports the fault and its position, and the dump continues with the next
+provable record.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from rmqctl.store.objects import message_object
 from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
-"""Maximum number of bytes to search for a record that proves the base offset of a file whose name
-does not contain the offset.
+"""Maximum number of bytes to search for a record that proves the base offset of a file. Used if the
+file's name does not contain the offset.
 """
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
@@ -105,8 +105,8 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
 
 
 def log_rows(target: Target) -> Iterator[Row]:
-    """Yield a row for every part of a log, in order: messages, blank records, zeros and damage.
-    Together they cover all bytes.
+    """Yield a row for every part of a log, in order: messages, blank records, zeros and damage. The
+    rows cover all bytes.
     """
     base = settle_base(target)
     options = target.options

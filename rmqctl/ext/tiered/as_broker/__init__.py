@@ -1,3 +1,3 @@
 """Answer queries as a 5.3.3 broker with tiered storage does: from the tier alone, or from the local
-store and the tier together.
+store and the tier.
 """

@@ -1,8 +1,11 @@
 """Answer pulls from a tier as a broker's message fetcher does (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are the same as in 5.3.3, but two defects of 5.3.3 are not copied.
-A message that cannot be split out of a read-ahead does not shift the following messages, and never
-blocks a consumer forever. A failed read returns OFFSET_FOUND_NULL even if the cache is enabled.
+Statuses, next offsets and limits are the same as in 5.3.3, except for two defects that are not
+copied:
+
+- A message that cannot be split out of a read-ahead does not shift the following messages, and
+  never blocks a consumer forever.
+- A failed read returns OFFSET_FOUND_NULL even if the cache is enabled.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """Answer to a pull. ``min`` and ``max``: the queue's bounds. ``next_offset``: the queue offset
-    at which a consumer continues. ``trouble``: the reason why the tier could not be read, else
-    None.
+    """Answer to a pull.
+
+    ``min`` and ``max``: the queue's bounds. ``next_offset``: the queue offset at which a consumer
+    continues. ``trouble``: the reason why the tier could not be read, or None.
     """
 
     status: str
@@ -142,8 +146,8 @@ class ReadAhead:
     """The messages of the last read, by queue offset; None for a message that cannot be split out
     of the bytes read.
 
-    A broker keeps the results of many reads for 15 s, but a client that pulls each queue from start
-    to end never requests an earlier result.
+    A broker keeps the results of many reads for 15 s. This is not needed here: a client that pulls
+    each queue from start to end never requests an earlier result.
     """
 
     def __init__(self) -> None:
@@ -206,7 +210,7 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 def _read(queue: FlatQueue, offset: int, count: int,
           limits: PullLimits) -> tuple[GetResult, list[Fetched | None]]:
     """Read units, then the range of the commit log that they cover. Return the answer, and the
-    message of each queue offset from ``offset`` on; None for a message that cannot be split out.
+    message of each queue offset from ``offset`` on (None if unreadable).
     """
     least, most = queue.min_offset, queue.commit_offset
     try:
@@ -231,8 +235,8 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: PullLimits) -> Iterator[Fetched | None]:
-    """Read the messages of as many ``units`` as one read may cover. Yield one value for each of
-    these units: its message, or None if the message cannot be split out of the bytes read.
+    """Read the messages of as many ``units`` as one read may cover. Yield the message of each of
+    these units, or None if the message cannot be split out of the bytes read.
     """
     flat = queue.commit_log
     first = units[0].commit_log_offset
@@ -269,7 +273,7 @@ def _end(unit: UnitRecord) -> int:
 
 def _message(data: bytes, position: int, size: int) -> bytes | None:
     """Return the message to which a unit points; None if its magic or size is invalid. A broker
-    tests only these two fields.
+    tests only magic and size.
     """
     total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:

@@ -89,8 +89,8 @@ class RoutedTime:
 class LocalSide:
     """The local store of a broker, queried as 5.3.3 does.
 
-    ``in_memory_from``: the physical offset from which the log is assumed to be in the broker's
-    memory (None: nothing is in memory); only the broker itself knows the actual offset.
+    ``in_memory_from``: physical offset from which the log is assumed to be in the broker's memory;
+    None: nothing is in memory. Only the broker itself knows the actual offset.
     """
 
     def __init__(self, view: View, in_memory_from: int | None = None) -> None:
@@ -138,8 +138,8 @@ class LocalSide:
         return (0 if unit is None else unit[0]) >= least
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int) -> bool:
-        """Return whether the messages at queue offsets ``[offset, offset + count]`` are in a single
-        log file and in memory (a broker's checkInMemByConsumeOffset).
+        """Return whether the messages at queue offsets ``[offset, offset + count]`` are in memory
+        and in one log file. This is a broker's checkInMemByConsumeOffset.
         """
         first = self.unit(topic, queue_id, offset)
         if first is None or self.in_memory_from is None:
@@ -166,8 +166,10 @@ class LocalSide:
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
         """Return the number of messages that an answer should contain: one for each queue offset
-        that it covers. In a batch queue or a compacted topic, queue offsets are not contiguous; in
-        this case, return the number of returned entries.
+        that it covers.
+
+        In a batch queue or a compacted topic, queue offsets are not contiguous. There, return the
+        number of returned entries.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -321,8 +323,8 @@ class Router:
                 as_broker: bool = False) -> RoutedTime | None:
         """Return the queue offset at a store time; None if the queue does not exist.
 
-        ``as_broker``: search exactly as 5.3.3 does. It searches the local store for the lower
-        boundary even if ``upper`` is set.
+        ``as_broker``: search exactly as 5.3.3 does. This release ignores ``upper`` in the local
+        store.
         Raises: FormatError if a broker's search fails.
         """
         queue = self.queue(topic, queue_id)

@@ -1,3 +1,3 @@
-"""Upload messages of a local store to a tier as a broker does, one window of the log at a time, and
-complete the uploads of a killed run.
+"""Upload messages of a local store to a tier as a broker does, one window of the log at a time.
+Complete the uploads of a killed run.
 """

@@ -22,10 +22,10 @@ from rmqctl.scan.frames import Array
 
 
 class AppendFile:
-    """The end of a flat file. ``limit``: the maximum size of a segment (bytes).
+    """The end of a flat file.
 
-    ``entries``: the metadata entries of its segments. `changes` returns the changed entries,
-    `dirty` the paths of the files appended to.
+    ``limit``: maximum size of a segment (bytes). ``entries``: the metadata entries of its segments.
+    `changes` returns the changed entries, `dirty` the paths of the files with appended data.
     """
 
     def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
@@ -83,9 +83,9 @@ class AppendFile:
                 and self.size > 0)
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
-        """Append the records in ``data``. ``ends``: the position after each record; ``times``: the
-        store time of each record. No record may be larger than the segment size limit.
-        Raises: StoreIOError.
+        """Append the records in ``data``. ``ends``: end position of each record; ``times``: store
+        time of each record.
+        Raises: RefusedError if a record is larger than the maximum segment size; StoreIOError.
         """
         view = memoryview(data)
         first = 0

@@ -1,7 +1,7 @@
 """One pass over the local log that collects the messages of all queues, window by window.
 
-The records of a queue in a window become a block: they are copied back to back, their offsets are
-replaced by offsets in the tiered commit log, and they are checked in this new form. Small blocks of
+The records of a queue in a window become a block. They are copied back to back, and their offsets
+are replaced by offsets in the tiered commit log. The new records are then checked. Small blocks of
 several queues are built together.
 """
 
@@ -209,7 +209,7 @@ def _tags(taken: WindowRows, batch: Batch) -> Array:
 
 
 def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
-    """Return the records of a queue, up to the first record that does not match its consume queue
+    """Return the records of a queue up to the first record that does not match its consume queue
     entry. Stop the queue at that record.
     """
     count = len(ok)
@@ -291,7 +291,7 @@ def _scatter(data: memoryview, position: Array, values: Array) -> None:
 # -- the sweep ------------------------------------------------------------------------------------
 
 class Sweep:
-    """A pass over the messages of queues that are not yet uploaded; `windows` yields the blocks of
+    """A pass over the messages of queues that are not yet uploaded. `windows` yields the blocks of
     one window after another.
 
     ``place`` returns the tiered offset at which a queue continues. A message that cannot be

@@ -1,8 +1,8 @@
 """Dispatch: upload the messages that a broker would upload, from a store on which no broker runs
 (§7).
 
-`Dispatch.prepare` examines every queue and completes the uploads of an interrupted run;
-`Dispatch.run` uploads messages. The local log is read once, in windows: while one window is
+`Dispatch.prepare` examines every queue and completes the uploads of an interrupted run.
+`Dispatch.run` uploads messages. The local log is read once, in windows. While one window is
 appended and committed, the next window is read (`Stages`). The local store is never changed.
 """
 
@@ -66,12 +66,13 @@ class DispatchOptions:
 
 
 class Dispatch:
-    """A dispatch run. ``open_writer`` returns a writer to the tier; it is called twice, once for
-    commit logs and once for consume queues.
+    """A dispatch run.
 
+    ``open_writer`` returns a writer to the tier. It is called twice: for commit logs and for
+    consume queues.
     ``broker_root``: the folder in which metadata is staged. ``clock`` returns ms. ``advance`` is
-    called with the number of processed bytes. ``stopping`` is called between windows; if it returns
-    True, the run ends.
+    called with the number of processed bytes. ``stopping`` is called between windows. The run ends
+    if it returns True.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],
@@ -99,7 +100,7 @@ class Dispatch:
     def prepare(self) -> None:
         """Decide which queues are uploaded, complete the files of an interrupted run, create
         missing files, and save the metadata.
-        Raises: StoreIOError; RefusedError if saving the metadata would lose a part of it.
+        Raises: StoreIOError; RefusedError if saving would lose a part of the metadata.
         """
         self._refuse_metadata()
         remember(self._rows_writer, self.settings)

@@ -29,8 +29,8 @@ from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array, Batch, examine
 
 _INDEX_BYTES = 1 << 30
-"""Number of commit log bytes between two commits of the index. Commits are rare, because a commit
-may write all hash slots.
+"""Number of commit log bytes between two commits of the index. A commit may write all hash slots,
+so commits are rare.
 """
 _PIECE = 16 << 20
 

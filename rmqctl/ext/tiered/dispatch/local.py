@@ -1,8 +1,8 @@
-"""Read a local queue's entries in order for dispatch, and determine which of its messages cannot be
+"""Read a local queue's entries in order for dispatch, and determine the messages that cannot be
 uploaded.
 
 The local consume queue decides which messages belong to a queue. Entries are read by physical
-offset, so all queues are uploaded in one pass over the log.
+offset. Therefore all queues are uploaded in one pass over the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class QueueFault:
 class LocalQueue:
     """A local queue with the queue offsets ``[first, end)``, read from the offset passed to `seek`.
 
-    ``fault``: why the queue stops before ``end``, None until the reader reaches that queue offset.
+    ``fault``: why the queue stops before ``end``; None until the reader is at that place.
     """
 
     def __init__(self, view: View, queue: ConsumeQueue) -> None:
@@ -160,7 +160,7 @@ class LocalQueue:
 
     def raw(self, queue_offset: int) -> bytes | None:
         """Return the record to which the entry at a queue offset points; None if the entry or the
-        record cannot be read.
+        record is unreadable.
         """
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:

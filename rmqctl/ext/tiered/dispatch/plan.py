@@ -40,9 +40,11 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of a queue. ``start`` and ``end``: queue offsets; ``messages`` and ``bytes``: number
-    and size of the messages uploaded between these offsets. ``completed``: number of units added
-    for messages of an interrupted run.
+    """Outcome of a queue.
+
+    ``start`` and ``end``: queue offsets between which messages were uploaded. ``messages`` and
+    ``bytes``: number and size of these messages.
+    ``completed``: number of units added for messages of an interrupted run.
     """
 
     topic: str
@@ -90,8 +92,8 @@ Blocks = list[tuple[Upload, Block]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of the upload of a queue that is not yet in the tier: its first local message, or
-    ``time`` (ms).
+    """Start of the upload of a queue that is not yet in the tier. Default: the queue's first local
+    message. ``time``: epoch ms.
     """
 
     time: int | None = None
@@ -106,9 +108,9 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """Return the cluster and the broker as given, else the only cluster and broker in the tier or
-    its metadata.
-    Raises: UsageError if the broker is unknown.
+    """Return the cluster and the broker as given, or as determined from the tier, its metadata or
+    the local store.
+    Raises: UsageError if the cluster or the broker cannot be determined.
     """
     owners = tier.contents.owners
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
@@ -208,9 +210,9 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
 class CommitGroups:
     """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
-    A group ends before the message with which it would reach the maximum size, or when it has the
-    maximum number of messages. A single message larger than the maximum size forms a group alone; a
-    broker would stop there forever (tiered.md §7, 12).
+    A group ends when it has the maximum number of messages, or before a message that does not fit
+    into the maximum size. A message larger than the maximum size forms a group alone; a broker
+    would stop there forever (tiered.md §7, 12).
     """
 
     def __init__(self, settings: TierSettings) -> None:
@@ -243,8 +245,8 @@ class CommitGroups:
 
 
 def is_due(settings: TierSettings, oldest: int, waiting: int, now: int) -> bool:
-    """Return whether a broker would begin a group: the ``oldest`` pending message (store time, ms)
-    is old enough, or more messages are ``waiting`` than the group commit count.
+    """Return whether a broker would begin a group. ``oldest``: store time (ms) of the oldest
+    pending message. ``waiting``: number of pending messages.
     """
     return (oldest + settings.group_commit_timeout < now
             or waiting > settings.group_commit_count)

@@ -129,11 +129,10 @@ class DispatchTarget:
 
 
 def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
-    """Find the target of a dispatch. Return the request, the target, and notes for the user. If the
-    metadata contains the broker's name, it is added to the returned request.
+    """Find the target of a dispatch. Return the request, the target, and notes for the user. The
+    broker's name in the metadata is added to the returned request.
 
-    The metadata is the given file, else the file of a tier outside the store, else the store's
-    file.
+    The metadata is the given file, the file of a tier outside the store, or the store's file.
     Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs to
     other metadata.
     """
@@ -186,12 +185,12 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 
 
 def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
-    """Return the path of the metadata in ``config/`` of a tier outside the store; None if the tier
-    uses the store's own metadata (``opened``).
+    """Return the path of the metadata in ``config/`` of a tier outside the store. Return None if
+    the tier uses the store's metadata (``opened``).
 
     A tier has its own metadata if a dispatch created its ``config/``, or if the store's metadata
-    belongs to another tier. That is the case if the store's metadata lists segments with data
-    although ``tier`` is still empty, or although the store itself contains a tier.
+    belongs to another tier. The latter is true if the store's metadata lists segments with data,
+    and either ``tier`` is empty or the store itself contains a tier.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)
@@ -222,12 +221,12 @@ findings.
 
 @dataclass(slots=True)
 class ReadBack:
-    """Result of reading uploaded messages back. ``messages``: number of messages that are equal in
-    tier and store.
+    """Result of reading uploaded messages back.
 
-    ``problems``: descriptions of the differences. ``findings``: findings of `verify` about the
-    broker's part of the tier, including older damage. ``is_damaged``: whether a finding is an
-    error.
+    ``messages``: number of messages that are equal in tier and store.
+    ``problems``: descriptions of the differences.
+    ``findings``: findings of `verify` about the broker's part of the tier, including older damage.
+    ``is_damaged``: a finding is an error.
     """
 
     messages: int = 0

@@ -1,10 +1,12 @@
 """Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18). ``tiered commit``
-does this for all queues of a tier, without its local store.
+does this for all queues of a tier, without the local store.
 
-A torn unit is truncated. Units are added for the intact messages that continue the queue after the
-last message with a unit, so no message is uploaded twice and no offset changes. A torn message at
-the end is truncated. Truncated bytes are first copied to another file. Then the files are flushed,
-and the metadata is updated to match the files.
+A torn unit is truncated. The intact messages after the last message with a unit get units, if they
+continue the queue. As a result, no message is uploaded twice and no offset changes. A torn message
+at the end is truncated.
+
+Truncated bytes are first copied to another file. Then the files are flushed, and the metadata is
+updated to match the files.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
 
 TagsOf = Callable[[int, bytes], int | None]
-"""A function that receives a queue offset and a record of the tier. It returns the record's tags
-code, or None if the record is not the queue's message with this offset.
+"""A function of a queue offset and a record of the tier. It returns the record's tags code, or None
+if the record is not the queue's message with this offset.
 """
 
 
@@ -64,10 +66,12 @@ class QueueCompletion:
 
 @dataclass(slots=True)
 class _Tail:
-    """The part of the commit log after the last message with a unit. ``rows``: `ROW`s of the
-    messages that continue the queue. ``next``: the queue offset after these messages (-1 if
-    unknown). ``whole_to``: the logical offset at which the last intact frame ends. ``doubtful``:
-    (position, size) of intact records that may be messages or part of a message body.
+    """The part of the commit log after the last message with a unit.
+
+    ``rows``: `ROW`s of the messages that continue the queue.
+    ``next``: the queue offset after these messages; -1 if unknown.
+    ``whole_to``: logical offset at which the last intact frame ends.
+    ``doubtful``: (position, size) of intact records that may be messages or part of a message body.
     """
 
     next: int
@@ -80,10 +84,11 @@ class _Tail:
 
 def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
            now: Callable[[], int], tags_of: TagsOf | None = None) -> QueueCompletion:
-    """Complete a queue. ``limit``: maximum size of a consume queue segment (bytes). ``now`` returns
-    ms. Metadata is changed but not saved.
+    """Complete a queue and change the metadata without saving it. A queue that cannot be continued
+    has a ``fault`` and is not changed.
 
-    A queue that cannot be continued has a ``fault`` and is not changed. Raises: StoreIOError.
+    ``limit``: maximum size of a consume queue segment (bytes). ``now`` returns ms.
+    Raises: StoreIOError.
     """
     loose = _unconfirmed(queue, metadata)
     resumed, tail = _examined(queue, tags_of)
@@ -148,7 +153,7 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion, _Tail]:
-    """Return the planned changes of a queue and the messages that need units. If the queue cannot
+    """Return the planned changes of a queue, and the messages that need units. If the queue cannot
     be continued, the changes contain only the reason.
     """
     resumed = QueueCompletion(fault=_damage_inside(queue))
@@ -289,8 +294,8 @@ def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
 # -- its metadata ---------------------------------------------------------------------------------
 
 def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
-    """Add the topic's and queue's metadata entries, without which a broker does not open the files;
-    return the number of new entries.
+    """Add the topic's and queue's metadata entries, and return the number of new entries. Without
+    these entries, a broker does not open the files.
     """
     changed = 0
     if name.topic not in metadata.topics:
@@ -329,9 +334,11 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic that has messages but no metadata entry, or None. A dispatch saves the entry
-    of a topic before it uploads messages, so if the entry is missing, the metadata was lost or is
-    outdated. The index contains the topic's id, so the topic must not get a new id.
+    """Return a topic that has messages but no metadata entry, or None.
+
+    A dispatch saves the entry of a topic before it uploads messages. A missing entry means that the
+    metadata was lost or is outdated. The index contains the topic's id, so the topic must not get a
+    new id.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(

@@ -119,8 +119,10 @@ def _locked(request: Request, target: DispatchTarget) -> Iterator[None]:
 
 
 def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """Return the settings, and notes for the user. Each setting is the given value, else the value
-    noted in the tier, else the value in existing index files, else a broker's default.
+    """Return the settings, and notes for the user.
+
+    A setting that is not given has the first known of these values: the value noted in the tier,
+    the value in existing index files, a broker's default.
     """
     given = dict(request.given)
     recorded, _ = recall(tier.reader)
@@ -212,8 +214,8 @@ def dry_run(request: Request, clock: Callable[[], int]) -> Result:
     """Return what a dispatch would upload, computed from the consume queue entries alone. Nothing
     is written or locked.
 
-    With ``only_due``, all messages of a queue are counted if its next group is due. Raises the same
-    errors as `dispatch`.
+    With ``only_due``, all messages of a queue are counted if its next group is due.
+    Raises: the same errors as `dispatch`.
     """
     with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
         request, target, notes = locate(request)

@@ -1,3 +1,3 @@
-"""Access to the files of a tier (in a folder or at a URL) by path below the tier's root, and to the
-tier's metadata and settings.
+"""Access to the files of a tier, in a folder or at a URL, and to the tier's metadata and settings.
+Paths are relative to the tier's root.
 """

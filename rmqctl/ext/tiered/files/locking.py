@@ -36,15 +36,19 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
     """Hold the locks that protect a writing run from brokers and other rmqctl processes.
 
-    Three kinds of locks are taken: the broker's lock in the broker root of ``metadata_path``,
-    rmqctl's lock in the tier's ``root`` (unless it is a URL), and the locks of other stores that
-    contain a folder of ``outside``. The run only reads the store ``source``, but locks it if it has
-    a lock file; on a read-only disk, it only checks that no other process holds this lock.
+    The locks are:
+
+    - the broker's lock in the broker root of ``metadata_path``
+    - rmqctl's lock in the tier's ``root``, unless this is a URL
+    - the locks of other stores that contain a folder of ``outside``
+    - the lock of ``source``, a store that the run only reads, if its lock file exists
+
+    On a read-only disk, the lock of ``source`` is not taken, but no other process may hold it.
     ``metadata``: the metadata path that the user named.
 
     Raises: StoreHeldError; StoreIOError; RefusedError if a link, or a note in the tier, points to
     something other than the tier, its metadata, the broker's index files or the folders
-    ``outside``. If one of these errors is raised, nothing was changed.
+    ``outside``. After an error, nothing was changed.
     """
     broker_root = broker_root_of(metadata_path)
     if broker_root is None:

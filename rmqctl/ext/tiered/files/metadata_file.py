@@ -58,9 +58,11 @@ def tier_root(root: str) -> str:
 
 
 def find_metadata(root: str) -> str | None:
-    """Return the path of a tier's metadata; None if it is not found. The file is in ``config/`` of
-    the root or of the root's parent folder, in the root itself, or at the path in the note. The
-    returned path is relative to the working folder if ``root`` is.
+    """Return the path of a tier's metadata, or None. The path is relative to the working folder if
+    ``root`` is relative.
+
+    The file is in ``config/`` of the root or of the root's parent folder, in the root itself, or at
+    the path in the note.
     """
     remote = behind_url(root)
     relative = not vfs.is_remote(root) and not os.path.isabs(root)
@@ -151,8 +153,8 @@ def noted_path(root: str) -> str | None:
 
 
 def note_path(root: str, metadata_path: str) -> None:
-    """Write a note with the path of the metadata into a tier, unless `find_metadata` finds the
-    metadata without a note.
+    """Write a note with the path of the metadata into a tier. No note is written if `find_metadata`
+    finds the metadata without one.
     Raises: StoreIOError.
     """
     path = find_metadata(root)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _IN_MEMORY = 8 << 20
-"""Maximum appended bytes of a file that are kept in memory; if there are more, all are moved to a
+"""Maximum number of appended bytes of a file that are kept in memory. More bytes are all moved to a
 temporary file.
 """
 _IN_MEMORY_OF_ALL = 64 << 20

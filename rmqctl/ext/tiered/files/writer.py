@@ -34,23 +34,23 @@ class TierWriter(TierReader, Protocol):
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
         """Append bytes at ``position``, which must be the end of the file. Return the number of
-        bytes. After a StoreIOError the file has its old length.
+        bytes. If a StoreIOError is raised, the file has its old length.
         """
 
     def commit(self, path: str) -> None:
         """Flush the appended data of a file, and its directory entry, to disk."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Return a function that commits the data appended to these files so far. Call it once,
-        from any thread; it raises StoreIOError. Data appended later is not committed.
+        """Return a function that commits the data appended to these files so far. Data appended
+        later is not committed. Call the function once, from any thread; it raises StoreIOError.
         """
 
     def settle(self, path: str) -> None:
         """Commit a file that an earlier process may have left uncommitted."""
 
     def cut(self, path: str, size: int) -> str | None:
-        """Truncate a file and copy the truncated bytes to another file; return that file's path, or
-        None if the file is not longer than ``size``.
+        """Truncate a file and copy the truncated bytes to another file. Return the path of the
+        copy, or None if the file is not longer than ``size``.
         """
 
     def put_aside(self, path: str) -> str:

@@ -1,11 +1,13 @@
-"""Convert an open index file to the compacted form, in which index files are uploaded (tiered.md
+"""Convert an open index file to the compacted form, the form of uploaded index files (tiered.md
 §5.3).
 
-The items of a slot are contiguous, in the order of its chain, newest first. The number of items per
-slot determines their positions, so the file is read sequentially, once to count and once for each
-part of the result. The result is the same as a broker's, provided that each item links to the
-previous item of its slot; this is checked for every item. The conversion needs 8 bytes of memory
-per slot, and memory for one part of the result.
+The items of a slot are contiguous, in the order of its chain, newest first. Their positions follow
+from the number of items per slot. The file is therefore read sequentially: once to count, and once
+for each part of the result.
+
+The result is the same as a broker's if each item links to the previous item of its slot. This is
+checked for every item. The conversion needs 8 bytes of memory per slot, and memory for one part of
+the result.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ AT_ONCE = 1 << 17
 class Compacted:
     """The compacted form of a file, not yet written; `parts` yields its bytes.
 
-    ``size``: size in bytes; ``items``: number of items; ``sound``: whether the chains of the file
-    contain all items exactly once.
+    ``size``: size in bytes. ``items``: number of items. ``sound``: the chains of the file contain
+    every item exactly once.
     """
 
     file: TierIndexFile
@@ -95,7 +97,7 @@ def opened(path: str, slots: int | None = None, max_items: int | None = None) ->
 
 
 def write(compacted: Compacted, path: str) -> None:
-    """Write the compacted form to a new file and flush it; after an error delete the file.
+    """Write the compacted form to a new file and flush it. After an error the file is deleted.
     Raises: StoreIOError, also if the file exists.
     """
     fd = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
@@ -118,7 +120,7 @@ def write(compacted: Compacted, path: str) -> None:
 # -- the bytes ------------------------------------------------------------------------------------
 
 def slot_table(counts: Array, shape: fmt.TieredIndexShape) -> Iterator[memoryview]:
-    """Yield the bytes of all slots. ``counts``: the number of items of each slot. An empty slot
+    """Yield the bytes of all slots. ``counts``: number of items of each slot. An empty slot
     contains the position of the next slot's items (5.1.x: 0).
     """
     position = shape.items_at
@@ -181,8 +183,8 @@ def _shortened(items: Array) -> Array:
 # -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
 def _heads(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield (first slot, numbers) for blocks of consecutive slots. ``numbers``: the number of the
-    newest item of each slot in the block; 0 for an empty slot.
+    """Yield (first slot, numbers) for blocks of consecutive slots. ``numbers``: number of the
+    newest item of each slot; 0 for an empty slot.
     """
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
@@ -208,9 +210,10 @@ def blocks_of(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: TierIndexFile) -> tuple[Array, bool]:
-    """Return the number of items of each slot (int32), and whether the chains are sound. In sound
-    chains each item links to the previous item of its slot, and each slot points to its newest
-    item.
+    """Return the number of items of each slot (int32), and whether the chains are sound.
+
+    In sound chains each item links to the previous item of its slot, and each slot points to its
+    newest item.
     """
     slots = file.shape.slots
     cells: Array = np.zeros((slots, 2), np.int32)

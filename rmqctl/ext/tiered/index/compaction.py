@@ -1,8 +1,8 @@
-"""Compact and upload full index files of a broker (tiered.md §5.5, §18.6): one file (`upload`),
-several files (`upload_files`), or all files in a broker's local root (`upload_local`).
+"""Compact and upload full index files of a broker (tiered.md §5.5, §18.6).
 
-First the segment is written and flushed, then the metadata; finally the local file is moved aside.
-If a run is killed in between, the next run continues, and no file is uploaded twice.
+`upload` uploads one file, `upload_files` several files, and `upload_local` all files in a broker's
+local root. First the segment is written and flushed, then the metadata. Finally the local file is
+moved aside. The next run continues after a killed run and uploads no file twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 
 Status = Literal["uploaded", "completed", "known", "empty"]
-"""Status of a file after an upload. ``completed``: the segment already existed, but was not in the
-metadata. ``known``: the segment was already in the metadata.
+"""Status of a file after an upload. ``completed``: the segment already existed, but only now has a
+metadata entry. ``known``: the segment already had a metadata entry.
 """
 
 Opening = Callable[[str], AbstractContextManager[TierIndexFile]]
@@ -46,10 +46,11 @@ _INDEX = names.KINDS.index(names.INDEX)
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """Outcome of a file. ``path``: its segment, relative to the tier root (empty: no segment).
+    """Outcome of a file.
 
-    ``sound``: whether the chains contained all items (otherwise items were put into slots by their
-    hashes). ``moved_to``: new path of an unfinished segment of a killed run.
+    ``path``: its segment, relative to the tier root; empty without a segment.
+    ``sound``: the chains contained all items. If False, items were put into slots by their hashes.
+    ``moved_to``: new path of an unfinished segment of a killed run.
     """
 
     source: str
@@ -65,8 +66,8 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlace:
-    """Position and path of a new segment. ``there``: size of the file that already has this path;
-    None if no file has it.
+    """Position and path of a new segment. ``there``: size of an existing file with this path, or
+    None.
     """
 
     path: str
@@ -76,11 +77,12 @@ class _SegmentPlace:
 
 def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, file: TierIndexFile,
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
-    """Upload one open file as the next INDEX segment and enter it into ``metadata``.
+    """Upload one open file as the next INDEX segment and enter it into ``metadata``. A file without
+    items is not uploaded.
 
-    The segment is durable when this function returns; the caller saves the metadata and then
-    removes the local file. ``now``: the current time (ms). A file without items is not uploaded.
-    With ``ahead`` (the bases planned so far), return the plan and write no file.
+    The segment is durable when this function returns. The caller then saves the metadata and
+    removes the local file. ``now``: the current time (ms). ``ahead``: the bases planned so far; if
+    given, only a plan is returned.
     Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
     StoreIOError. After a StoreIOError, another run can complete the upload.
     """
@@ -121,9 +123,9 @@ def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
 
 def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: str,
                 file: TierIndexFile) -> bool:
-    """Return whether a file's segment is complete in the tier. This happens if a run was killed
-    before it removed the local file. If further items were added to this file, its existing items
-    would be uploaded twice.
+    """Return whether a file's segment is already complete in the tier. A run leaves this state if
+    it is killed before it removes the local file. Further items must not be added to such a file:
+    its existing items would be uploaded twice.
     Raises: RefusedError, StoreIOError.
     """
     if not file.items:
@@ -140,9 +142,9 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
                  paths: Iterable[str], opening: Opening, broker_root: str,
                  now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
     """Upload local files, oldest first, and move each file below ``broker_root``/.rmqctl/aside.
+    Files without items are only moved aside. A run can be stopped between two files.
 
-    ``opening`` opens a file (`opened_as` for a known shape), ``save`` saves ``metadata``. Files
-    without items are moved aside, too. A run can be stopped between two files.
+    ``opening`` opens a file (`opened_as` for a known shape). ``save`` saves ``metadata``.
     """
     aside = AsideFolder(os.path.abspath(broker_root))
     for path in paths:
@@ -191,11 +193,9 @@ def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker
 
 def _next_place(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _SegmentPlace:
-    """Return the path and the base of the next segment. The size of the last segment must match the
-    metadata.
-
-    An entry with size 0, which a killed broker leaves, is ignored. ``ahead``: bases of planned
-    segments.
+    """Return the path and the base of the next segment. An entry with size 0, which a killed broker
+    leaves, is ignored. ``ahead``: bases of planned segments.
+    Raises: RefusedError if the last segment's size does not match the metadata.
     """
     last = max(_entries(metadata, broker).values(),
                key=lambda entry: (entry.base_offset + entry.size, entry.base_offset), default=None)
@@ -280,11 +280,11 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """Request for a run. ``everything``: whether to also upload the newest file, as a broker does
-    at a clean shutdown.
+    """Request for a run.
 
-    ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.
-    ``cluster`` and ``broker`` are required if the tier has several brokers or is empty.
+    ``everything``: also upload the newest file, as a broker does at a clean shutdown. ``slots`` and
+    ``max_items``: override the values noted in the tier or found in uploaded files. ``cluster`` and
+    ``broker``: required if the tier has several brokers or is empty.
     """
 
     root: str

@@ -65,9 +65,9 @@ class TierIndexFile:
         return slot if key_hash >= 0 or not slot else -1
 
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
-        """Yield the items with a hash, newest first; examine at most ``most`` items of the slot.
+        """Yield the items with a hash, newest first. In a compacted file this takes two reads.
+        ``most``: maximum number of examined items of the slot.
 
-        In a compacted file this takes two reads.
         Raises: FormatError for a slot or link that points outside the file.
         """
         slot = self.slot_of(key_hash)
@@ -124,6 +124,7 @@ class TierIndexFile:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
         """Yield all items in the order of the file, in blocks: (number of the first item, items).
+
         The items are structured arrays: `Item` (`rmqctl.formats.tiered.index`) for an open file,
         `CompactedItem` for a compacted file.
         """
@@ -164,12 +165,12 @@ class TierIndexFile:
 
 def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
             slots: int | None = None, max_items: int | None = None) -> TierIndexFile:
-    """Open an index file and detect its form.
+    """Open an index file and detect its form. An uploaded file of 0 bytes, or with only a header,
+    is empty.
 
-    ``slots`` and ``max_items``: the configured numbers. For an open file without items, pass at
-    least one of these numbers, unless the file was created with the default ratio of slots to
-    items. An uploaded file of 0 bytes, or with only a header, is empty. Raises: FormatError (with
-    the file) if this is not an index file.
+    ``slots`` and ``max_items``: the configured numbers. An open file without items needs at least
+    one of them, unless it has the default ratio of slots to items.
+    Raises: FormatError (with the file) if this is not an index file.
     """
     if size == 0:
         return TierIndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
@@ -251,8 +252,8 @@ def local_files(folder: str | None, sources: ExitStack, slots: int | None = None
 
 
 def local_names(folder: str | None) -> list[str]:
-    """Return the names of index files in a broker's local folder, oldest first. These are numbers
-    that a broker accepts, and the fixed names of 5.1.x.
+    """Return the names of index files in a broker's local folder, oldest first: numbers that a
+    broker accepts, and the fixed names of 5.1.x.
     Raises: StoreIOError.
     """
     if folder is None:

@@ -39,7 +39,7 @@ class BatchKeys(NamedTuple):
     """The keys of a batch in the order of their items.
 
     ``row`` (int64, ascending): the number of each key's message. ``key_hash`` (int32): the hash in
-    its item, which may be -2^31.
+    the item; may be -2^31.
     """
 
     row: Array
@@ -139,8 +139,8 @@ def _in_buckets(row: Array, own: Array) -> Array:
 
 
 def _repeated(row: Array, own: Array) -> Array:
-    """Return a boolean array: whether each key has the same hash as another key of its message, so
-    that the two keys may be equal.
+    """Return a boolean array: True if the key has the same hash as another key of its message. The
+    two keys may be equal.
 
     Equal keys need not be adjacent in their bucket, so all keys of a bucket are compared.
     """

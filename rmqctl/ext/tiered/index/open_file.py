@@ -1,13 +1,13 @@
 """Add items durably to an index file in the open form (tiered.md §5.2).
 
-Items are part of the file only after the next `commit`, which writes the items, then the header
-with the number of items, then the slots that point to the items, and flushes each step before the
-next. If the process is killed in between, at most links to the last items are missing; opening the
-file repairs them.
+Items belong to the file only after the next `commit`. A commit writes the items, then the header
+with their number, then the slots that point to them. Each step is flushed before the next. If the
+process is killed in between, only links to the last items can be missing. Opening the file repairs
+these links.
 
-Every item points to the previous item of its slot. `link` finds the previous items of a block by a
-stable sort of the block by slot: in the sorted block, each item directly follows its previous item.
-The first item of each slot in the block points to the item to which the slot pointed before.
+Every item points to the previous item of its slot. `link` sorts a block stably by slot: in the
+sorted block, each item directly follows its previous item. The first item of each slot in the block
+points to the slot's former newest item.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _WRITTEN = 1 << 17
 
 
 class OpenIndexFile:
-    """The file at ``path``, named after its ``timestamp``; the file is created if missing.
+    """The file at ``path``, named after its ``timestamp``. A missing file is created.
 
-    ``items``, ``used`` (slots) and ``end_timestamp`` include pending items. Missing links to items
-    are repaired when the file is opened. The end time of a new file is 0, as a broker writes it.
-    The end time of an existing file is read from its field at byte 12 (a broker reads byte 4 and so
-    loses the end time).
-    Raises: RefusedError if it is not an index file of this shape.
+    ``items``, ``used`` (slots) and ``end_timestamp`` include pending items. When the file is
+    opened, missing links to items are repaired. The end time of a new file is 0, as in a broker's
+    file. The end time of an existing file is read at byte 12. A broker reads byte 4 and so loses
+    the end time.
+    Raises: RefusedError if the file is not an index file of this shape.
     """
 
     def __init__(self, path: str, timestamp: int, shape: fmt.TieredIndexShape) -> None:
@@ -318,10 +318,12 @@ def has_slot(slots: int) -> bool:
 
 
 def link(slot: Array, heads: Array, number: int) -> Links:
-    """Link new items to the previous items of their slots. ``slot`` (int32): the slot of each new
-    item; ``number``: the number of the first new item.
+    """Link new items to the previous items of their slots.
 
-    ``heads`` (int32, 0: empty) contains the newest item of each slot of the file, and is updated.
+    ``slot`` (int32): slot of each new item.
+    ``heads`` (int32): newest item of each slot of the file, 0 for an empty slot. This array is
+    updated.
+    ``number``: number of the first new item.
     """
     order = _order(slot)
     by_slot = slot[order]

@@ -1,10 +1,12 @@
 """Save the progress of a tier's index, so that a run can complete the index of a killed dispatch.
 
-A broker saves no progress, so messages that it had not indexed when it was killed stay unindexed
-(tiered.md §8.3). The progress file contains the end of the index files. For each queue it contains
-the offset up to which the queue is indexed, and the offset up to which rmqctl may have uploaded
-messages. If a queue extends past this second offset, another program has uploaded messages; rmqctl
-then does not complete the index.
+A broker saves no progress. Messages that a killed broker had not indexed stay unindexed (tiered.md
+§8.3).
+
+The progress file contains the end of the index files. For each queue it contains two offsets: the
+end of the indexed messages, and the end of the messages that rmqctl may have uploaded. If a queue
+extends past the second offset, another program has uploaded messages. rmqctl then does not complete
+the index.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ Position = tuple[int, int]
 
 
 class IndexProgress:
-    """The saved progress. ``upto``: end of the indexed messages. ``target``: end of the messages
-    that may be uploaded. Both are queue offsets by (topic, queue id).
+    """The saved progress, as queue offsets by (topic, queue id).
+
+    ``upto``: end of the indexed messages. ``target``: end of the messages that may be uploaded.
     """
 
     def __init__(self, broker_root: str, owner: str) -> None:

@@ -1,7 +1,7 @@
 """Write the index files of a tier that are not uploaded yet, as a broker does (§5.4, §5.5).
 
-Only the newest file receives items. When the keys of a message would fill this file, a new file
-begins, and the full file can be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).
+Only the newest file receives items. If the keys of a message would fill this file, a new file
+begins. The full file can then be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ _SECOND = 1000
 class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape``: number of slots and items, as configured. Each file is named with a time (ms), by
-    default the current time from ``clock``. The name of a new file is always larger than ``after``
-    and than the names of all existing files. If no file exists, the first file is created at once,
-    as at a broker's startup. Data is durable after `commit`. A file is also committed
-    automatically, about once per million items and when it is full. A commit may write all slots (8
-    bytes each), so call it only after many messages.
+    ``shape``: number of slots and items, as configured.
+    ``clock``: returns the current time (ms). A file is named with the time of its creation.
+    ``after``: the name of a new file is larger than this time, and than the names of all existing
+    files.
+    ``oldest``: if given (ms), files are named with store times: the first file with ``oldest``,
+    each further file with the store time of its oldest message.
+    ``dropped``: number of keys without an item.
 
-    If ``oldest`` (ms) is given, files are named with store times instead of the current time: the
-    first file with ``oldest``, and each further file with the store time of its oldest message.
-    This matters because a broker searches for a key only in files whose names are in the requested
-    time window, and for expired messages this window ends at the first message of the local store
-    (§11). If messages were dispatched late and their file was named with the current time, a broker
-    would never search the file.
+    If no file exists, the first file is created at once, as at a broker's startup. Files of 5.1.x
+    (``0000``, ``1111``) are ignored.
 
-    ``dropped``: number of keys for which no item was added, for one of two reasons: the number of
-    slots does not divide 2^31 and the key has the hash -2^31 (a broker then also drops the
-    message's following keys), or a message has more keys than fit into a file.
-    Files of 5.1.x (``0000``, ``1111``) are ignored.
+    Data is durable after `commit`. Full files are committed automatically, other data about once
+    per million items. A commit may write all slots (8 bytes each), so call it only after many
+    messages.
+
+    A broker searches for a key only in files whose names are in the requested time window. For
+    expired messages this window ends at the first message of the local store (§11). If messages are
+    dispatched late, a broker would never search a file that is named with the current time. Use
+    ``oldest`` for such messages.
+
+    A key is dropped if its message has more keys than fit into a file. It is also dropped if it has
+    the hash -2^31 and this hash has no slot. A broker then also drops the message's following keys.
 
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """
@@ -86,8 +90,10 @@ class TierIndexWriter(Closing):
 
     def put_keys(self, keys: BatchKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Add the keys of many messages, which may be of different queues. All arrays except
-        ``keys`` contain one value per message. Return the number of added items.
+        """Add the keys of many messages, which may be of different queues. Return the number of
+        added items.
+
+        All arrays except ``keys`` contain one value per message.
         """
         # Unless the slots divide 2^31, the lowest hash has no slot, and a broker drops the key.
         row, key_hash = keys.row, keys.key_hash
@@ -159,10 +165,10 @@ class TierIndexWriter(Closing):
         return self._file.path
 
     def rewind(self, timestamp: int, items: int) -> bool:
-        """Return to an earlier `position`: remove later items, committed or not.
+        """Return to an earlier `position`: remove later items, committed or not, and move later
+        files aside. An interrupted rewind can be repeated.
 
-        Later files are moved aside. Return False, without changes, if the position no longer
-        exists. An interrupted rewind can be repeated.
+        Return False, without changes, if the position no longer exists.
         Raises: StoreIOError.
         """
         timestamps = self._timestamps()

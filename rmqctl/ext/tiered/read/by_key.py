@@ -72,9 +72,11 @@ class IndexFiles(Closing):
     @classmethod
     def open(cls, tier: Tier, broker: str | None = None, slots: int | None = None,
              max_items: int | None = None) -> Self:
-        """Open the index files and read their headers. ``slots`` and ``max_items``: numbers of
-        slots and items for files that do not contain them (files that are not uploaded). Default
-        for ``slots``: the number in the uploaded files.
+        """Open the index files and read their headers.
+
+        ``slots`` and ``max_items``: numbers of slots and items for files that are not uploaded,
+        because these files do not contain the numbers. Default for ``slots``: the number in the
+        uploaded files.
         """
         files = cls()
         for owner, flat in tier.indexes(broker):
@@ -117,9 +119,10 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table of index files, newest first. The table contains only
-        one file for each creation time. If several files have the same creation time, it contains
-        the file that was uploaded last, because at startup a broker deletes the local file.
+        """Yield the files in a broker's table of index files, newest first.
+
+        The table contains only one file for each creation time: the file that was uploaded last. At
+        startup a broker deletes a local file with the same creation time.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -155,9 +158,12 @@ class Dangling(NamedTuple):
 
 @dataclass(slots=True)
 class TierKeyAnswer:
-    """Answer to a query by key. ``records``: the messages, in order. ``false_hits``: number of
-    messages that have another key. ``unreadable``: number of items that do not point to a message;
-    ``dangling``: the first such items.
+    """Answer to a query by key.
+
+    ``records``: the messages, in order.
+    ``false_hits``: number of messages that have another key.
+    ``unreadable``: number of items that do not point to a message.
+    ``dangling``: the first of these items.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -252,10 +258,10 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
            end: int = FOR_EVER, most: int = 32, broker: str | None = None, raw: bool = False,
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> TierKeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
+    Damaged index files are reported and skipped.
 
-    Return the newest ``most`` messages if there are more. ``raw``: whether to also return messages
-    whose key differs but has the same hash. Damage of index files is reported, and the search
-    continues.
+    ``most``: maximum number of messages; the newest are returned. ``raw``: also return messages
+    that have another key with the same hash.
     """
     _errors(files, report)
     answer = TierKeyAnswer()
@@ -326,8 +332,8 @@ def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: i
     """Return the items that a 5.3.3 broker's index service returns, in the order of the broker's
     hash map.
 
-    Only files created in ``[begin, end]`` are searched, even if other files contain messages of
-    that time.
+    Only files created in ``[begin, end]`` are searched. Other files may contain messages of that
+    time.
     """
     table: dict[str, CompactedItemRecord] = {}
     if begin > end:

@@ -46,8 +46,10 @@ class TieredTime:
 def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
             rule: Rule = "5.3.3") -> TieredTime:
     """Return the first message stored at ``when`` (ms) or later, or the queue's end if all messages
-    are older. With ``upper``, return the last message stored at ``when``; if no message was stored
-    then, ``rule`` decides. Unreadable messages are skipped.
+    are older.
+
+    ``upper``: return the last message stored at ``when``. If no message was stored at that time,
+    ``rule`` decides. Unreadable messages are skipped.
     Raises: StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset

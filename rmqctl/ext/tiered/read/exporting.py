@@ -28,8 +28,10 @@ from rmqctl.store.query.select import Selection
 
 
 def plan_tier(tier: Tier, wanted: Selection, broker: str | None = None) -> StorePlan:
-    """Return the plan for the selected queues, in the order of `Tier.queues`. The tier must stay
-    open while the plan is carried out. ``broker``: only what this broker uploaded.
+    """Return the plan for the selected queues, in the order of `Tier.queues`. Keep the tier open
+    while the plan is carried out.
+
+    ``broker``: only queues that this broker uploaded.
     """
     planned = StorePlan(tier.name)
     planned.missing += [Span(UNREADABLE, 0, 0, reason) for reason in tier.unreadable(wanted.topic)]

@@ -1,8 +1,8 @@
-"""Read messages of a queue in a tier: all messages in order, across damage and gaps, or a single
-message by queue offset or by offset in the commit log.
+"""Read messages of a queue in a tier: all in order, across damage and gaps, or one by queue offset
+or commit log offset.
 
-Pulls by a broker's rules are in `rmqctl.ext.tiered.as_broker.get_message`. This module returns all
-intact messages, and a `MessageFault` for missing or damaged messages.
+This module returns all intact messages, and a `MessageFault` for missing or damaged messages. Pulls
+by a broker's rules are in `rmqctl.ext.tiered.as_broker.get_message`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class MessageFault:
     """``count`` consecutive queue offsets, from ``queue_offset`` on, whose units do not point to a
     message.
 
-    ``file``: path to show in messages. ``offset``: logical offset in the queue's commit log or
-    consume queue. ``unreadable``: whether a read failed, so that the content is unknown.
+    ``file``: path to show in messages.
+    ``offset``: logical offset in the queue's commit log or consume queue.
+    ``unreadable``: a read failed, so the content is unknown.
     """
 
     queue_offset: int
@@ -65,10 +66,11 @@ def held_from(queue: FlatQueue) -> int:
 
 def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
              span: int = SPAN) -> Iterator[Record | MessageFault]:
-    """Yield the messages of the queue offsets ``[start, end)`` and the faults between them.
+    """Yield the messages of the queue offsets ``[start, end)`` and the faults between them. Damage
+    is yielded as a fault, not raised.
 
     Default ``start``: the first message that is not expired. Memory is bounded by `UNITS` and
-    ``span``. Damage is yielded as a fault, not raised.
+    ``span``.
     """
     # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
@@ -161,9 +163,10 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Message
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
-    """Return the message that contains a position of the commit log; None if a message starts at
-    this position or if the message is unknown. ``queue_offset``: queue offset of the unit that
-    points to the position.
+    """Return the message that contains a position of the commit log. Return None if a message
+    starts there, or if the message is unknown.
+
+    ``queue_offset``: queue offset of the unit that points to the position.
     Raises: StoreIOError.
     """
     segment = queue.commit_log.segment_of(place)

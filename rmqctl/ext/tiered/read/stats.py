@@ -41,9 +41,12 @@ class TierQuery:
 
 @dataclass(slots=True)
 class Figures:
-    """Sums of a tier; ``brokers``: sums by broker. ``orphans``: number of intact messages without a
-    unit. ``bytes_other``: bytes of codas and of everything else outside of messages. ``is_whole``:
-    whether everything was readable.
+    """Sums of a tier.
+
+    ``brokers``: sums by broker.
+    ``orphans``: number of intact messages without a unit.
+    ``bytes_other``: bytes outside of messages, such as codas.
+    ``is_whole``: everything was readable.
     """
 
     brokers: dict[str, Aggregate] = field(default_factory=dict)

@@ -65,10 +65,13 @@ class LostRange:
 
 @dataclass(slots=True)
 class DamageRepairs:
-    """Repairs of a queue's damage. ``mended``: corrected pieces by the segment's path. ``units``:
-    `ROW`s that point to damaged bytes; each array is inserted before the survey's row with the
-    given number. ``bounds``: (queue offset, start, end) of the damaged bytes that contain the
-    record of each queue offset, in order.
+    """Repairs of a queue's damage.
+
+    ``mended``: corrected pieces by the segment's path.
+    ``units``: `ROW`s that point to damaged bytes. Each array is inserted before the survey's row
+    with the given number.
+    ``bounds``: (queue offset, start, end), ordered. The damaged bytes ``[start, end)`` contain the
+    record of the queue offset.
     """
 
     mended: dict[str, list[OverlayPiece]] = field(default_factory=dict)
@@ -266,9 +269,9 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
                pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                    int, list[tuple[int, int, bool]]]:
-    """Repair the damaged records in ``pieces`` one by one, from the last piece backwards, until a
-    record cannot be repaired. Return the end of the queue offsets that are not repaired, and the
-    remaining pieces.
+    """Repair the damaged records in ``pieces`` one by one, from the last piece backwards. Stop at a
+    record that cannot be repaired. Return the end of the queue offsets that are not repaired, and
+    the remaining pieces.
     """
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:
@@ -422,8 +425,8 @@ def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], pa
 
 
 class Patched(ReaderOverlay):
-    """A reader that returns ``pieces`` in place of bytes in the files. ``pieces`` contains, for
-    each path, the pieces in ascending order.
+    """A reader that returns ``pieces`` in place of bytes in the files. ``pieces``: by path, in
+    ascending order.
     """
 
     def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[OverlayPiece]]) -> None:

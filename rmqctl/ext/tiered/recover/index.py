@@ -1,5 +1,6 @@
-"""Recover the index of a broker's tier: move damaged files aside, and add files with the missing
-items (tiered.md §5, §12, §17.6).
+"""Recover the index of a broker's tier (tiered.md §5, §12, §17.6).
+
+Damaged files are moved aside. New files with the missing items are added.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class RecoveredIndex(Changes):
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """Examine the index files. With ``changes``, plan to move aside damaged files and empty files,
-    except empty files that, according to the metadata, a broker left. Raises: StoreIOError.
+    """Examine the index files. With ``changes``, plan to move aside damaged and empty files. An
+    empty file is kept if, according to the metadata, a broker left this file.
+    Raises: StoreIOError.
     """
     # Local files, not uploaded.
     out = RecoveredIndex()
@@ -176,11 +178,13 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
             queues: Sequence[tuple[FlatQueue, RecoveredQueue]], metadata: Metadata,
             scope: tuple[str, str], shape: fmt.TieredIndexShape, folder: str,
             entries: Mapping[int, SegmentEntry]) -> None:
-    """Plan to move damaged files aside and to add files with the missing items of messages.
+    """Plan to move damaged files aside and to add files with the missing items of messages. A new
+    file gets the base offset of a missing file if enough items exist to fill that file.
 
-    ``queues``: each queue with its recovered state. ``metadata``: contains the topics' ids.
-    ``scope``: cluster and broker. ``entries``: metadata entries of the index. A new file gets the
-    base offset of a missing file if there are enough items to fill it.
+    ``queues``: each queue with its recovered state.
+    ``metadata``: contains the topics' ids.
+    ``scope``: cluster and broker.
+    ``entries``: metadata entries of the index.
     Raises: StoreIOError.
     """
     make_folders(folder, durable=False)
@@ -377,10 +381,11 @@ class IndexedItems:
 
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
-    """Return the largest store time of a file's items, and a lower and an upper bound of this time,
-    which are computed from the items. The largest store time is taken from the header's end time.
-    If the end time is before the lower bound, the upper bound is returned instead, because a broker
-    loses the end time when it reopens a file (tiered.md §5.1).
+    """Return the largest store time of a file's items, and a lower and an upper bound of this time.
+
+    The bounds are computed from the items. The largest store time is the header's end time. A
+    broker loses the end time when it reopens a file (tiered.md §5.1). Therefore the upper bound
+    replaces an end time before the lower bound.
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
@@ -404,8 +409,10 @@ def end_of(file: TierIndexFile) -> int:
 def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
     """Write compacted files with all items ``lost`` (`LOST`), ordered by time. Yield (path, bytes,
-    begin time, end time) for each file. ``used``: begin times of existing files. ``counts``: number
-    of items for each of the first files.
+    begin time, end time) for each file.
+
+    ``used``: begin times of existing files. ``counts``: number of items for each of the first
+    files.
     Raises: StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.

@@ -40,9 +40,9 @@ class IndexDamage(Items):
     """Finder of damaged index files. Create it with the index files, add the keys of all messages
     that will have a unit, then call `damaged`. Must be closed.
 
-    ``queues``: the broker's queues; the parameters ``number`` and ``queue`` of methods are indexes
-    in this list. ``offsets``: returns the positions to which a queue's units point after the
-    recovery, ascending.
+    ``queues``: the broker's queues. The parameters ``number`` and ``queue`` of methods are indexes
+    in this list.
+    ``offsets``: returns the positions to which a queue's units point after the recovery, ascending.
     """
 
     def __init__(self, files: Iterable[TierIndexFile], queues: Sequence[FlatQueue],
@@ -144,7 +144,7 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Return True if an item that does not point to a message is itself damaged; False if the
+        """Return whether an item that does not point to a message is itself damaged. If False, the
         item is correct and its message is damaged.
         """
         if self._is_whole(queue, item.commit_log_offset):
@@ -201,8 +201,8 @@ def _among(values: Array, offsets: Array) -> Array:
 
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
-    """Return the number of hash slots of each uploaded file, including damaged files. It is
-    computed from the position of the first slot's items, which follow the last slot.
+    """Return the number of hash slots of each uploaded file, including damaged files. The number
+    follows from the position of the first slot's items, because the items follow the last slot.
     Raises: StoreIOError.
     """
     unit, counts = fmt.COMPACTED_SLOT, []

@@ -1,8 +1,8 @@
 """Rebuild ``tieredStoreMetadata.json`` from the files of a tier (tiered.md §6, §17.6).
 
-Correct values are kept: topic ids, reserve times, creation times. Entries of missing files are
-removed, and entries are added for files without an entry. If the metadata has no id for a topic,
-the id is determined from index items and the messages to which they point.
+Correct topic ids, reserve times and creation times are kept. Entries of missing files are removed.
+Files without an entry get one. If a topic has no id in the metadata, the id is determined from
+index items and their messages.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class MetadataChanges:
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, MetadataChanges]:
-    """Return a copy of ``old`` in which every topic has an entry, and the changes. A missing entry
-    is taken from ``spare`` (a backup), or is created with the id found in the index
-    (``index_ids``), else with the next id.
+    """Return a copy of ``old`` in which every topic has an entry, and the changes.
+
+    A missing entry is copied from ``spare`` (a backup). If ``spare`` has no entry, a new entry gets
+    the id found in the index (``index_ids``), or else the next id.
     """
     new, changes = old.copy(), MetadataChanges()
     new.old, new.faults = False, []
@@ -132,8 +133,8 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
 
 def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry | None,
            now: int, *, moved: bool) -> SegmentEntry:
-    """Return the metadata entry of a segment. ``moved``: whether a broker reads the wrong bytes as
-    the store time of some messages.
+    """Return the metadata entry of a segment. ``moved``: a broker reads the store time of some
+    messages from the wrong bytes.
     """
     if old is None:
         created = segment.mtime_ms if segment.mtime_ms is not None else now
@@ -158,7 +159,7 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 def count_topic_ids(files: Iterable[TierIndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
     """Return {topic: {id: count}}. ``count``: number of items with this topic id that point to a
-    message of this topic with the item's key. Unreadable items and messages are not counted.
+    message of the topic with the right key. Unreadable items and messages are not counted.
     """
     samples: dict[int, list[tuple[int, int, int, int]]] = {}
     for file in files:

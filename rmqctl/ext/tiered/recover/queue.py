@@ -103,9 +103,10 @@ def recover_queue(queue: FlatQueue, folder: str, entry_bases: Iterable[int], mos
                   changes: bool = True) -> RecoveredQueue:
     """Plan the recovery of a queue, with its new files in the scratch folder ``folder``.
 
-    ``entry_bases``: bases of consume queue files in the metadata. ``most``: maximum number of units
-    in a file. ``keep_ambiguous``: whether to keep, as messages, intact records that may be in a
-    message body. Without ``changes`` the queue is only examined.
+    ``entry_bases``: bases of consume queue files in the metadata.
+    ``most``: maximum number of units in a file.
+    ``keep_ambiguous``: treat intact records that may be in a message body as messages.
+    ``changes``: if False, only examine the queue.
     Raises: StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
@@ -246,9 +247,10 @@ class QueueRecovery:
 
     def _mend(self,
               surveyed: CommitLogSurvey) -> tuple[CommitLogSurvey, list[tuple[int, int, int]]]:
-        """Plan the patches that repair records and correct wrong physical offsets. Return the
-        survey, extended by units that point to the remaining damage, and the bounds of the damage
-        for each of these units.
+        """Plan the patches that repair records and correct wrong physical offsets.
+
+        Return two values: the survey, extended by units that point to the remaining damage; and the
+        bounds of the damage for each of these units.
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -341,8 +343,8 @@ class QueueRecovery:
                 and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: CommitLogSurvey, end: int) -> int | None:
-        """If requested, plan to truncate the log at ``end``, after the last message that has a
-        unit. Return the logical offset of the truncation; None if the log is not truncated.
+        """Plan to truncate the log at ``end``, after the last message with a unit, if this was
+        requested. Return the logical offset of the truncation, or None.
         """
         log = surveyed.log
         if not log.segments or end >= log.end:

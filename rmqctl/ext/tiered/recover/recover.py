@@ -39,8 +39,8 @@ _MAX_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""A function that receives a label and a total, and returns a context manager. This yields a
-function to be called with the amount of work done.
+"""A function of a label and a total that returns a context manager. Inside the context, call the
+yielded function with the amount of work done.
 """
 
 
@@ -240,8 +240,8 @@ class _Recovery:
     # -- index ------------------------------------------------------------------------------------
 
     def _slots(self) -> int | None:
-        """Return the number of hash slots: the given number, else the number in most uploaded
-        files, else the number noted in the tier.
+        """Return the number of hash slots: the given number, or the most common number in uploaded
+        files, or the number noted in the tier.
         """
         if self._options.index_slots is not None:
             return self._options.index_slots

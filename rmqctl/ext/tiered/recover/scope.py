@@ -37,8 +37,8 @@ def open_tier(root: str, metadata: str | None) -> Tier:
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
-    """Return the scope of the broker with the given name. Without a name, return the scope of the
-    only broker, or of the broker that the metadata contains.
+    """Return the scope of a broker. Without a name, this is the only broker, or the broker in the
+    metadata.
     Raises: UsageError.
     """
     if tier.metadata_path is None or tier.broker_root is None:

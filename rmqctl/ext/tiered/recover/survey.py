@@ -1,9 +1,8 @@
 """Survey a queue's commit log: write a row for every intact message to a scratch file.
 
-Rows are in the order of the log. Since they are in a file, a queue of millions of messages needs
-little memory (tiered.md §17.6). Messages with a wrong physical offset are included. Such messages
-exist if a broker's write was interrupted, and the broker wrote the complete block after the part
-already written (§8.4).
+Rows are in the order of the log. Because they are in a file, a queue of millions of messages needs
+little memory (tiered.md §17.6). Messages with a wrong physical offset are included. They exist if a
+write was interrupted and the broker then wrote the complete block after the partial one (§8.4).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 
 _QUIRK_AT = 56
 """Position in a record at which a broker reads the store time, even if an IPv6 born host moves the
-field (§3).
+store time (§3).
 """
 _MAX_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
@@ -306,12 +305,11 @@ class Overlaid(ReaderOverlay):
 
 def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     """Remove the part of a block that a broker wrote before it wrote the complete block again
-    (tiered.md §8.4). Without this part, units, index items and the next segment match the log.
+    (tiered.md §8.4). Return the log with the new files, and {segment's path: new file in
+    ``folder``}.
 
-    Only segments before the last one are changed, because there the repeated part moves messages
-    past the start of the next segment, where they cannot be addressed. Such a segment is only
-    changed if it then ends exactly at the next segment's base.
-    Return the log with the new files, and {segment's path: new file in ``folder``}.
+    Without this part, units, index items and the next segment match the log. The last segment is
+    not changed. Another segment is changed only if it then ends exactly at the next segment's base.
     Raises: StoreIOError.
     """
     log, files = survey.log, {}

@@ -40,7 +40,7 @@ class OffsetRun(NamedTuple):
 
 class Expected:
     """The units computed from a queue's messages. If several messages have the same queue offset,
-    the last of these messages is used.
+    the last message is used.
     """
 
     def __init__(self, rows: Array) -> None:
@@ -98,8 +98,10 @@ def breaks(offsets: Array) -> Array:
 
 @dataclass(slots=True)
 class UnitCounts:
-    """Counts of units by outcome. ``added``: units built for queue offsets without a unit.
-    ``unknown``: units that point into the log, but not to an intact message.
+    """Numbers of units by outcome.
+
+    ``added``: units built for queue offsets without a unit. ``unknown``: units that point into the
+    log, but not to an intact message.
     """
 
     sound: int = 0
@@ -244,8 +246,10 @@ class RebuiltUnits:
 
     def fill(self, *, before: bool, behind: bool) -> None:
         """Extend the runs of units by adjacent messages. Runs are always extended towards each
-        other; the first run is extended backwards if ``before`` is set, the last run forwards if
-        ``behind`` is set.
+        other.
+
+        ``before``: also extend the first run backwards. ``behind``: also extend the last run
+        forwards.
         """
         runs, last = self.runs, len(self.runs) - 1
         for number, run in enumerate(runs):
@@ -260,8 +264,8 @@ class RebuiltUnits:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """Return the units of ``[start, end)``, which is part of a run, and whether any of these
-        units changes. Add the outcomes to ``counts``.
+        """Return the units of ``[start, end)``, which is part of a run, and whether any of them
+        changes. Add the outcomes to ``counts``.
         """
         units, present = self._existing(start, end)
         sound = present & self._sound(start, units)
@@ -289,8 +293,8 @@ class RebuiltUnits:
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """Return the least and the largest store time of the units' messages (`NEVER` without a
-        message), and whether the store times of all messages are known.
+        """Return the least and the largest store time of the units' messages, and whether all store
+        times are known. The times are `NEVER` without a message.
         """
         numbers = np.arange(start, start + len(units))
         has, rows = self.expected.find(numbers)
@@ -374,8 +378,10 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
 
 
 def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
-    """Return the maximum number of units in a consume queue file: the given number, else the number
-    noted in the tier, else the smallest distance between two files, else a broker's default.
+    """Return the maximum number of units in a consume queue file.
+
+    This is the first known of these values: the given number, the number noted in the tier, the
+    smallest distance between two files, a broker's default.
     """
     if given is not None:
         return max(given // UNIT_SIZE, 1)

@@ -25,21 +25,25 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class TierCoverage:
-    """Counts of what a run has checked. ``bytes_total``: the sum of ``bytes_in_messages``,
-    ``bytes_orphaned``, ``bytes_coda``, ``bytes_zero`` and ``bytes_damaged``.
+    """Counts of what a run has checked.
 
+    ``bytes_total``: sum of ``bytes_in_messages``, ``bytes_orphaned``, ``bytes_coda``,
+    ``bytes_zero`` and ``bytes_damaged``.
     ``bytes_orphaned``: bytes of intact messages without a unit. ``bytes_zero`` and
-    ``bytes_damaged``: bytes outside of messages. ``bytes_unverifiable``: bytes of messages with
-    units that no checksum covers, as in ``verify``. ``messages_undecided``: number of intact
-    records that may be messages or part of a message body. ``messages_replaced``: number of
-    fillers, and of messages that a repair kept damaged. ``already_lost_by_topic``: for each topic,
-    the number of messages that have a unit but are missing or damaged in the tier, and are also
-    missing in the log beside the tier; this includes ``messages_replaced``.
-    ``messages_lost_in_repairs``: number of messages that repairs of the tier dropped;
-    ``nowhere_since``: number of these messages that the log does not contain either. The JSON field
-    ``messages_already_lost`` is the sum of ``already_lost_by_topic`` and ``nowhere_since``.
+    ``bytes_damaged``: bytes outside of messages.
+    ``bytes_unverifiable``: bytes of messages with units that no checksum covers, as in ``verify``.
+    ``messages_undecided``: number of intact records that may be messages or part of a message body.
+    ``messages_replaced``: number of fillers, and of messages that a repair kept damaged.
+    ``already_lost_by_topic``: for each topic, the number of messages with a unit that are lost.
+    They are missing or damaged in the tier and missing in the log beside the tier.
+    ``messages_replaced`` are included.
+    ``messages_lost_in_repairs``: number of messages that repairs of the tier dropped.
+    ``nowhere_since``: number of dropped messages that the log does not contain.
     ``property_crc_unverifiable``: number of messages whose ``__CRC32#`` covers their physical
     offset in the local store, which is unknown.
+
+    The JSON field ``messages_already_lost`` is the sum of ``already_lost_by_topic`` and
+    ``nowhere_since``.
     """
 
     queues: int = 0
@@ -76,8 +80,10 @@ class TierCoverage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON fields. As in ``verify``, ``bytes_total`` is ``bytes_in_messages`` (here
-        with the orphans) + ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
+        """Return the JSON fields.
+
+        As in ``verify``, ``bytes_total`` is the sum of ``bytes_in_messages`` (here with the
+        orphans), ``bytes_blank`` (the codas), ``bytes_zero`` and ``bytes_damaged``.
         """
         values = {}
         for name in self.__slots__:

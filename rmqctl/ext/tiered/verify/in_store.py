@@ -1,4 +1,4 @@
-"""Verify a store together with the tier in it: return a verdict on both, and the messages that the
+"""Verify a store together with the tier in it. Return a verdict on both, and the messages that the
 tier has lost.
 """
 

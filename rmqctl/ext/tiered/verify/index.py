@@ -174,8 +174,8 @@ def _compacted_items(file: TierIndexFile, take: Take, times: ItemTimes) -> Itera
 
 
 def _lowest(hashed: Array, slots: int) -> Array:
-    """Return a boolean array that is true for the hash -2^31 if this hash has a slot. A broker
-    cannot negate this hash.
+    """Return a boolean array: True for the hash -2^31 if this hash has a slot. A broker cannot
+    negate this hash.
     """
     mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
     return mask
@@ -200,8 +200,8 @@ def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
 
 
 def _open(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
-    """Check the open form: each item must point to the previous item of its slot, and each slot to
-    its newest item.
+    """Check the open form: each item must point to the previous item of its slot, and each slot
+    must point to its newest item.
     """
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0

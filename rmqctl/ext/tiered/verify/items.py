@@ -45,10 +45,10 @@ class ItemTally:
 
 class Items:
     """Fingerprints of the items in all index files of a broker. A context manager.
+    `tiered.verify.index.check` calls `take`.
 
-    ``queues``: the broker's queues; the ``number`` of a `MessageKeys` is an index in this list.
-    `take` is called by `tiered.verify.index.check`. ``has_empty``: whether an item has the empty
-    key of its topic.
+    ``queues``: the broker's queues. The ``number`` of a `MessageKeys` is an index in this list.
+    ``has_empty``: an item has the empty key of its topic.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata,
@@ -114,8 +114,8 @@ class Items:
         self.items.add(out)
 
     def _unknown(self, tally: ItemTally, topic: Array, queue_id: Array) -> None:
-        """Classify items of queues without files: if the queue is in the metadata, the items are
-        expired; if the topic id was assigned earlier but no longer exists, the topic was removed.
+        """Classify items of queues without files. If the metadata contains the queue, the items are
+        expired. If the topic id was assigned earlier but no longer exists, the topic was removed.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):

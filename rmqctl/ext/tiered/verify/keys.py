@@ -60,9 +60,10 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collector of the keys of a queue's messages. ``empty_too``: whether to also collect the empty
-    key of every message. This is needed if an item with the empty key exists, because only some
-    broker versions write such items.
+    """Collector of the keys of a queue's messages.
+
+    ``empty_too``: also collect the empty key of every message. Only some broker versions write
+    items with this key. Set it if such an item exists.
     """
 
     def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:
@@ -117,9 +118,9 @@ def _not_blank(data: Array, start: Array, length: Array) -> Array:
 
 
 class KeySpool:
-    """Rows of one dtype with a ``mark``. They are in memory up to a limit, then in an unnamed file.
+    """Rows of one dtype with a ``mark``, in memory up to a limit and then in an unnamed file.
 
-    Rows are compared bucket by bucket; the first bits of the mark determine the bucket. Call `add`,
+    Rows are compared bucket by bucket. The first bits of the mark determine the bucket. Call `add`,
     then `bucket` for each of `BUCKETS`, then `close`.
     """
 
@@ -190,9 +191,10 @@ class KeySpool:
 
 @dataclass(slots=True)
 class Matched:
-    """Result of comparing a bucket. ``strange``: items without a key; ``missing``: keys without an
-    item; ``items`` and ``keys``: matching pairs.
+    """Result of comparing a bucket.
 
+    ``strange``: items without a key.
+    ``missing``: keys without an item. ``items`` and ``keys``: matching pairs.
     ``wanted``: number of keys that the index should contain.
     """
 

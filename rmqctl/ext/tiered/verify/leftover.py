@@ -1,11 +1,12 @@
 """Explain what remains unmatched after the scan of a tiered queue: units without a message, and
 bytes without a unit.
 
-Bytes without a unit are normal (§8.3): if a broker is killed after it writes to the commit log and
-before it writes to the consume queue, it writes the messages again. Units without a message are
-damage, with two exceptions: units of expired messages, and units of a block that was written twice.
-A block is written twice if the first write was interrupted: the broker then writes the complete
-block after the part already written (§8.4, `Shifts`).
+Bytes without a unit are normal (§8.3). If a broker is killed after writing to the commit log and
+before writing to the consume queue, it writes the messages again.
+
+Units without a message are damage, with two exceptions: units of expired messages, and units of a
+block that was written twice. A broker writes the complete block after the partial one if the first
+write was interrupted (§8.4, `Shifts`).
 """
 
 from __future__ import annotations

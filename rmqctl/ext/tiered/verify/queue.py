@@ -35,8 +35,8 @@ from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
-"""Offset in a message at which a broker reads the store time. If the born host is an IPv6 address,
-the store time is at a later offset.
+"""Offset in a message at which a broker reads the store time. With an IPv6 born host, the store
+time is at a later offset.
 """
 MAX_HELD = 1 << 20
 """Maximum number of messages without a unit, and of damaged ranges, that are kept in memory."""
@@ -48,8 +48,8 @@ _FAR = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class TimeSpan:
-    """Least and greatest store time of a segment's messages. ``least`` and ``most``: times as a
-    broker reads them; ``true_least`` and ``true_most``: correct times.
+    """Least and greatest store time of a segment's messages. ``least`` and ``most``: as a broker
+    reads them; ``true_least`` and ``true_most``: correct times.
     """
 
     least: int = _FAR.max
@@ -85,8 +85,11 @@ class SegmentTimes:
 
     def take(self, segment: Segment, queue_offset: Array, matched: Array, engine: Array,
              true: Array) -> None:
-        """Add messages of a commit log segment. ``matched`` (bool): whether each message has a
-        unit; ``engine`` and ``true``: store times as a broker reads them, and correct store times.
+        """Add messages of a commit log segment.
+
+        ``matched`` (bool): True if the message has a unit.
+        ``engine``: store times as a broker reads them.
+        ``true``: correct store times.
         """
         self._log.setdefault(segment.base, TimeSpan()).take(engine, true)
         if not len(self._bases) or not matched.any():
@@ -100,7 +103,7 @@ class SegmentTimes:
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
         """Yield findings about segment times in the metadata. If some messages of a segment are
-        unknown, only check whether its times are possible.
+        unknown, only check whether the times are possible.
         """
         yield from self._of(queue.name, queue.commit_log, self._log, metadata)
         yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
@@ -128,7 +131,7 @@ class SegmentTimes:
 def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
     """Return (category, detail) if the times of a segment with data are wrong, else None.
 
-    If ``span`` is None, some messages are unknown, so only check whether the times are possible.
+    If ``span`` is None, some messages are unknown. Then only check whether the times are possible.
     """
     if NEVER in (begin, end):
         return "tiered-oddity", ("times missing in the metadata after a broker crash: treated as "

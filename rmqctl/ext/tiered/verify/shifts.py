@@ -33,12 +33,13 @@ class Unit(NamedTuple):
 class Shifts:
     """Distances by which messages of a segment are displaced, with the number of messages for each.
 
-    Messages are displaced if a broker's write was interrupted, and the broker then wrote the
-    complete block after the part already written. Units and physical offsets of this block contain
-    the offsets that its messages should have. Messages of later blocks have correct physical
-    offsets, but wrong units, up to the segment's end. A damaged unit looks like such a wrong unit,
-    so a distance is only accepted if a message of the repeated block, displaced by this distance,
-    matches its unit.
+    Messages are displaced if a broker's write was interrupted and the broker then wrote the
+    complete block after the partial one. Units and physical offsets of this block contain the
+    offsets that its messages should have. Up to the segment's end, later messages have correct
+    physical offsets but wrong units.
+
+    A damaged unit looks like such a wrong unit. Therefore a distance is only accepted if a message
+    of the repeated block, displaced by this distance, matches its unit.
     """
 
     def __init__(self, check: QueueCheck) -> None:

@@ -1,8 +1,8 @@
 """Run all checks of `tiered verify` and yield the findings (tiered.md §17).
 
 Index files are read first, and fingerprints of their items are kept. Then every queue's commit log
-is scanned once and compared with its consume queue. Finally keys are compared with items. Nothing
-is written, except unnamed temporary files for fingerprints that do not fit into memory.
+is scanned once and compared with its consume queue. Finally keys are compared with items. The only
+files written are unnamed temporary files, for fingerprints that do not fit into memory.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ _MAX_HANDED_OVER = 10_000
 
 @dataclass(slots=True)
 class Options:
-    """Options of a run. ``only``: some of `STRUCTURES` (None: all; ``local`` needs a store).
-    ``index_slots`` and ``index_max``: numbers of slots and items, for files that do not contain
-    them (see `index_file.examine`). ``jobs``: number of threads.
+    """Options of a run.
+
+    ``only``: some of `STRUCTURES` (``local`` needs a store); None: all. ``index_slots`` and
+    ``index_max``: numbers of slots and items, for files that do not contain them (see
+    `index_file.examine`).
+    ``jobs``: number of threads.
     """
 
     only: frozenset[str] | None = None
@@ -73,8 +76,8 @@ class Options:
 
 @dataclass(slots=True)
 class TierVerification:
-    """A verification run. ``coverage`` and ``checked`` are complete once all `findings` have been
-    read.
+    """A verification run. ``coverage`` and ``checked`` are complete only after all `findings` have
+    been read.
 
     ``local``: the store to compare with, message by message. ``beside``: the store whose log may
     still contain messages that the tier has lost.
@@ -175,8 +178,8 @@ class TierVerification:
             return None  # `verify` of the store reports it
 
     def _nowhere(self, lost: int) -> int:
-        """Return the number of messages that repairs dropped at the ends of queues and that the
-        local log does not contain either.
+        """Return the number of messages that repairs dropped at the ends of queues and that are not
+        in the local log.
         """
         between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
         return lost if any(low is None for low, _ in between) else min(
@@ -272,8 +275,8 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings. If a file is unreadable, yield a finding about it and stop, so that the run
-    continues. ``where``: the file to name if the error does not contain a path.
+    """Yield findings. For an unreadable file, yield a finding and stop, so that the run continues.
+    ``where``: the file to name if the error does not contain a path.
     """
     try:
         yield from findings
@@ -313,11 +316,12 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: KeySpool
                empty_too: bool, local_index: str | None = None,
                local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
-    """Check queues in ``jobs`` threads; yield every queue with its result, in order.
+    """Check queues in ``jobs`` threads. Yield every queue with its result, in order. Each thread
+    opens the files itself.
 
-    Each thread opens the files itself. ``keys``: collects the keys of messages; None: keys are not
-    checked. ``local_index``: the folder of index files that are not uploaded. ``local_from``: see
-    `QueueFindings`.
+    ``keys``: collects the keys of messages; None: keys are not checked.
+    ``local_index``: folder of the index files that are not uploaded.
+    ``local_from``: see `QueueFindings`.
     Raises: StoreIOError.
     """
     from rmqctl.store.log.threads import parallel
@@ -352,8 +356,8 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
 
 def verdict(run: TierVerification, most: int,
             baseline: IsKnown | None = None) -> VerifyResult[TierCoverage]:
-    """Run a verification to its end and keep the first ``most`` findings. With a ``baseline``, the
-    verdict is ok if the baseline contains all findings.
+    """Run a verification to its end and keep the first ``most`` findings. ``baseline``: known
+    findings; if it contains all findings, the verdict is ok.
     """
     first, counts = first_findings(run.findings(), most, baseline)
     lost = TierLosses.of(run.coverage.as_dict()).already if run.options.wants(LOG) else None
