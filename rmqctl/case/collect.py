@@ -60,8 +60,8 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
             size: int) -> CaseResult:
     """Create the evidence folder ``target``.
 
-    ``step`` is called at the start of each step, with its name and its number of bytes. It returns
-    a function that is called with the number of bytes processed.
+    ``step`` is called at the start of each step, with the name and the number of bytes of the step.
+    ``step`` returns a function that is called with the number of bytes processed.
     Raises: StoreIOError, RefusedError.
     """
     result, folder = CaseResult(), Folder(target)

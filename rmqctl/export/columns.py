@@ -26,8 +26,8 @@ LINES = pa.schema([pa.field("lines", pa.large_binary())])
 _MAX_SPLIT = 16
 """Limit for sorting batches one by one.
 
-A batch exceeds the limit if it has more partitions, and on average fewer messages per partition.
-This batch and the following batches are then sorted together.
+A batch is over the limit if it has more partitions than this number, and on average fewer messages
+per partition than this number. This batch and the following batches are then sorted together.
 """
 
 
@@ -35,8 +35,8 @@ class ColumnBuffer:
     """Messages as Arrow columns, in physical order within each partition.
 
     Batches with few partitions are sorted one by one, which is several times as fast as sorting
-    them together. If nearly every message of a batch is in another partition, this would produce
-    too many pieces. Such a batch and all later batches are sorted together.
+    them together. A batch in which nearly every message has another partition would produce too
+    many pieces. Such a batch and all later batches are sorted together.
     """
 
     def __init__(self, spec: Export, origin: Origin) -> None:

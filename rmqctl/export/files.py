@@ -1,6 +1,8 @@
-"""Files of an export, which write rows to an opened binary file. This module has the text formats.
+"""Classes that write the rows of an export to an opened binary file. This module has the text
+formats.
 
-The binary file is flushed and closed by `rmqctl.export.attempt`, never by these classes.
+The classes never flush or close the binary file. `rmqctl.export.attempt` flushes it to disk and
+closes it.
 """
 
 from __future__ import annotations

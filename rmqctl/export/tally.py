@@ -32,8 +32,8 @@ class ExportTally:
     """Counts of a part of a log and of the messages exported from it. Times are store times in ms;
     offsets are physical.
 
-    ``tail``: the spans after the last message. If a message follows in a later part, they are
-    damage. Without one they may be the unused end of the log.
+    ``tail``: the spans after the last message. These spans are damage if a message follows in a
+    later part. If no message follows, they may be the unused end of the log.
     """
 
     messages: int = 0

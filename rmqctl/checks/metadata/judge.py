@@ -251,8 +251,8 @@ class _MetadataJudge:
                       file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:
-        """Return whether brokers keep an offset. They keep it if its group is configured, its topic
-        exists, and the queue has messages that the group may still read.
+        """Return whether brokers keep an offset. Brokers keep an offset if its group is configured,
+        its topic exists, and the queue has messages that the group may still read.
         """
         group, topic, queue_id = key
         if self.groups is not None and group not in self.groups:

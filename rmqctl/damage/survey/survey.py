@@ -188,8 +188,8 @@ class Survey:
     unsound: list[int] = field(default_factory=list)
     """Physical offsets of messages with damaged properties and no matching appended CRC."""
     lacking_crc: list[int] = field(default_factory=list)
-    """Physical offsets of the first few messages without an appended CRC after a message that has
-    one.
+    """Physical offsets of the first messages without an appended CRC that follow a message with an
+    appended CRC.
     """
     glued: list[int] = field(default_factory=list)
     """Physical offsets of the first messages whose appended CRC matches, but is not separated from

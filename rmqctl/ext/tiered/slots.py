@@ -40,7 +40,7 @@ class SegmentSlots:
         """Yield the batches of a scan.
 
         A doubtful record in a damaged range is yielded in a separate batch if queue offsets prove
-        that it is a message. If they prove nothing, the record stays doubtful.
+        that it is a message. If queue offsets prove nothing, the record stays doubtful.
         Raises: StoreIOError.
         """
         for batch in walk:
@@ -85,8 +85,8 @@ class SegmentSlots:
         return doubtful if whole and damaged.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
-        """Return the message that ends at the start of a range, or whose following coda ends at
-        this start; else None.
+        """Return the message directly before a range, or None. A coda may separate the message from
+        the range.
         """
         if self._last is None:
             return None

@@ -172,8 +172,8 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """Return the number of hash slots of the uploaded files; None if unknown. Files that do not
-        contain this number are read with it.
+        """Return the number of hash slots of the uploaded files; None if unknown. This number is
+        needed to read files that do not contain it.
         """
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):

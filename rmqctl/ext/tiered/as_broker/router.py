@@ -168,8 +168,8 @@ class LocalSide:
         """Return the number of messages that an answer should contain: one for each queue offset
         that it covers.
 
-        In a batch queue or a compacted topic, queue offsets are not contiguous. There, return the
-        number of returned entries.
+        In a batch queue or a compacted topic, queue offsets are not contiguous. In these cases,
+        return the number of returned entries.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0

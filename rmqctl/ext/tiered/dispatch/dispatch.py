@@ -70,9 +70,10 @@ class Dispatch:
 
     ``open_writer`` returns a writer to the tier. It is called twice: for commit logs and for
     consume queues.
-    ``broker_root``: the folder in which metadata is staged. ``clock`` returns ms. ``advance`` is
-    called with the number of processed bytes. ``stopping`` is called between windows. The run ends
-    if it returns True.
+    ``broker_root``: the folder in which metadata is staged.
+    ``clock`` returns ms.
+    ``advance`` is called with the number of processed bytes.
+    ``stopping`` is called between windows. The run ends if ``stopping`` returns True.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],

@@ -42,8 +42,8 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 class Outcome:
     """Outcome of a queue.
 
-    ``start`` and ``end``: queue offsets between which messages were uploaded. ``messages`` and
-    ``bytes``: number and size of these messages.
+    ``start`` and ``end``: queue offsets between which messages were uploaded.
+    ``messages`` and ``bytes``: number and size of these messages.
     ``completed``: number of units added for messages of an interrupted run.
     """
 

@@ -217,7 +217,7 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
     """Return the messages of the commit log that continue the queue after the message ``last``, and
     the end of the last intact frame.
 
-    ``last``: position and end of a message; None: begin at the start of the log.
+    ``last``: position and end of a message. If None, begin at the start of the log.
     """
     has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)

@@ -282,9 +282,9 @@ class LocalFiles:
 class CompactRequest:
     """Request for a run.
 
-    ``everything``: also upload the newest file, as a broker does at a clean shutdown. ``slots`` and
-    ``max_items``: override the values noted in the tier or found in uploaded files. ``cluster`` and
-    ``broker``: required if the tier has several brokers or is empty.
+    ``everything``: also upload the newest file, as a broker does at a clean shutdown.
+    ``slots`` and ``max_items``: override the values noted in the tier or found in uploaded files.
+    ``cluster`` and ``broker``: required if the tier has several brokers or is empty.
     """
 
     root: str

@@ -194,8 +194,8 @@ def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
 
 
 class _Queues:
-    """The queues of a topic by broker and number. There may be several queues if clusters share the
-    tier.
+    """The queues of a topic by broker and number. If clusters share the tier, several queues may
+    have the same broker and number.
     """
 
     def __init__(self, tier: Tier, topic: str, broker: str | None) -> None:

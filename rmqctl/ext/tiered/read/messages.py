@@ -1,8 +1,8 @@
-"""Read messages of a queue in a tier: all in order, across damage and gaps, or one by queue offset
-or commit log offset.
+"""Read all messages of a queue in a tier, across damage and gaps, or a single message.
 
-This module returns all intact messages, and a `MessageFault` for missing or damaged messages. Pulls
-by a broker's rules are in `rmqctl.ext.tiered.as_broker.get_message`.
+A single message is read by queue offset or by commit log offset. This module returns all intact
+messages, and a `MessageFault` for missing or damaged messages. Pulls by a broker's rules are in
+`rmqctl.ext.tiered.as_broker.get_message`.
 """
 
 from __future__ import annotations

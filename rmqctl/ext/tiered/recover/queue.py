@@ -438,7 +438,8 @@ class QueueRecovery:
         return reach
 
     def _plan_empty_files(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> None:
-        """Plan what to do with consume queue files in which no unit is kept, or which are empty."""
+        """Plan what to do with empty consume queue files, and with files in which no unit is kept.
+        """
         used = {file.base for file in files}
         last = max(used, default=0)
         for segment in units.queue.segments:

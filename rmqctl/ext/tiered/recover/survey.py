@@ -1,8 +1,9 @@
 """Survey a queue's commit log: write a row for every intact message to a scratch file.
 
-Rows are in the order of the log. Because they are in a file, a queue of millions of messages needs
-little memory (tiered.md §17.6). Messages with a wrong physical offset are included. They exist if a
-write was interrupted and the broker then wrote the complete block after the partial one (§8.4).
+Rows are in the order of the log. Because the rows are in a file, a queue of millions of messages
+needs little memory (tiered.md §17.6). Messages with a wrong physical offset are included. Such
+messages exist if a write was interrupted and the broker then wrote the complete block after the
+partial one (§8.4).
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class CommitLogSurvey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first intact records without a row. They are of another queue, or
-    have a body CRC mismatch and an unexpected queue offset.
+    """(position, size) of the first intact records without a row. Such a record is of another
+    queue, or has a body CRC mismatch and an unexpected queue offset.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of intact records that may be messages or part of a message body."""
@@ -304,12 +305,12 @@ class Overlaid(ReaderOverlay):
 
 
 def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Remove the part of a block that a broker wrote before it wrote the complete block again
-    (tiered.md §8.4). Return the log with the new files, and {segment's path: new file in
-    ``folder``}.
+    """Remove the partial copy of each block that a broker wrote twice (tiered.md §8.4). Return the
+    log with the new files, and {segment's path: new file in ``folder``}.
 
-    Without this part, units, index items and the next segment match the log. The last segment is
-    not changed. Another segment is changed only if it then ends exactly at the next segment's base.
+    Without the partial copy, units, index items and the next segment match the log. The last
+    segment is not changed. Each other segment is changed only if its new end is exactly the next
+    segment's base.
     Raises: StoreIOError.
     """
     log, files = survey.log, {}

@@ -70,7 +70,7 @@ class Expected:
         return None
 
     def find(self, queue_offsets: Array) -> tuple[Array, Array]:
-        """Return a boolean array: whether each queue offset has a message; and the rows of these
+        """Return two arrays: whether each queue offset has a message, and the rows of these
         messages.
         """
         if not len(self.offsets):

@@ -29,14 +29,14 @@ class TierCoverage:
 
     ``bytes_total``: sum of ``bytes_in_messages``, ``bytes_orphaned``, ``bytes_coda``,
     ``bytes_zero`` and ``bytes_damaged``.
-    ``bytes_orphaned``: bytes of intact messages without a unit. ``bytes_zero`` and
-    ``bytes_damaged``: bytes outside of messages.
+    ``bytes_orphaned``: bytes of intact messages without a unit.
+    ``bytes_zero`` and ``bytes_damaged``: bytes outside of messages.
     ``bytes_unverifiable``: bytes of messages with units that no checksum covers, as in ``verify``.
     ``messages_undecided``: number of intact records that may be messages or part of a message body.
     ``messages_replaced``: number of fillers, and of messages that a repair kept damaged.
-    ``already_lost_by_topic``: for each topic, the number of messages with a unit that are lost.
-    They are missing or damaged in the tier and missing in the log beside the tier.
-    ``messages_replaced`` are included.
+    ``already_lost_by_topic``: for each topic, the number of messages with a unit that are missing
+    or damaged in the tier, and missing in the log beside the tier. ``messages_replaced`` are
+    included.
     ``messages_lost_in_repairs``: number of messages that repairs of the tier dropped.
     ``nowhere_since``: number of dropped messages that the log does not contain.
     ``property_crc_unverifiable``: number of messages whose ``__CRC32#`` covers their physical

@@ -63,7 +63,7 @@ class MessageKeys:
     """Collector of the keys of a queue's messages.
 
     ``empty_too``: also collect the empty key of every message. Only some broker versions write
-    items with this key. Set it if such an item exists.
+    items with this key. Pass True if such an item exists.
     """
 
     def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:
@@ -194,7 +194,8 @@ class Matched:
     """Result of comparing a bucket.
 
     ``strange``: items without a key.
-    ``missing``: keys without an item. ``items`` and ``keys``: matching pairs.
+    ``missing``: keys without an item.
+    ``items`` and ``keys``: matching pairs.
     ``wanted``: number of keys that the index should contain.
     """
 

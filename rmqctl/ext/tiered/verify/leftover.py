@@ -30,8 +30,8 @@ MAX_EXPLAINED = 10_000
 only counted.
 """
 MAX_BEHIND = 10_000
-"""Maximum number of messages at the end of a log whose units a broker may not have written yet (its
-group commit limit).
+"""Maximum number of messages at the end of a log whose units a broker may not have written yet: the
+broker's group commit limit.
 """
 
 

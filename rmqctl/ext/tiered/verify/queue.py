@@ -70,9 +70,9 @@ class SegmentTimes:
     """Collects the store times of a queue's messages, for each segment of its two flat files.
 
     The metadata contains two times for each segment: the least and the greatest value at byte 56 of
-    its messages. In 5.1 and 5.2 they are the first and the last value. After a crash they may be
-    unset or cover only a part of the segment. Only a time outside the range of the messages' times
-    is wrong.
+    its messages. In 5.1 and 5.2 the two times are the first and the last value. After a crash the
+    times may be unset or cover only a part of the segment. Only a time outside the range of the
+    messages' times is wrong.
     """
 
     def __init__(self, queue: FlatQueue) -> None:

@@ -79,8 +79,8 @@ class TierUnits:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
     def _break(self, low: int, shift: int) -> int | None:
-        """Return the first queue offset, from ``low`` on, whose unit does not point to its message
-        if the unit is read ``shift`` bytes after its expected position.
+        """Return the first queue offset, from ``low`` on, whose unit does not point to its message.
+        Units are read ``shift`` bytes after their expected positions.
         """
         high = (self._file.end - shift) // UNIT_SIZE
         end = high

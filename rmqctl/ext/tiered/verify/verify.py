@@ -58,9 +58,9 @@ _MAX_HANDED_OVER = 10_000
 class Options:
     """Options of a run.
 
-    ``only``: some of `STRUCTURES` (``local`` needs a store); None: all. ``index_slots`` and
-    ``index_max``: numbers of slots and items, for files that do not contain them (see
-    `index_file.examine`).
+    ``only``: some of `STRUCTURES` (``local`` needs a store); None: all.
+    ``index_slots`` and ``index_max``: numbers of slots and items, for files that do not contain
+    them (see `index_file.examine`).
     ``jobs``: number of threads.
     """
 
