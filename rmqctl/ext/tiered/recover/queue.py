@@ -438,8 +438,7 @@ class QueueRecovery:
         return reach
 
     def _plan_empty_files(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> None:
-        """Plan what to do with empty consume queue files, and with files in which no unit is kept.
-        """
+        """Plan what to do with consume queue files that are empty or contain no kept unit."""
         used = {file.base for file in files}
         last = max(used, default=0)
         for segment in units.queue.segments:

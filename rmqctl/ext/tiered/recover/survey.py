@@ -37,8 +37,8 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 """A message: ``position`` is its logical offset in the queue's commit log."""
 
 _QUIRK_AT = 56
-"""Position in a record at which a broker reads the store time, even if an IPv6 born host moves the
-store time (§3).
+"""Position in a record at which a broker reads the store time. With an IPv6 born host, the store
+time is at a later position (§3).
 """
 _MAX_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
