@@ -470,8 +470,8 @@ class Surveyor:
         Entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`) are included:
         the broker still assigns their queue offsets (apache/rocketmq#8693).
 
-        The result is None if the store's broker may never write such entries. That broker restarts
-        the queue offsets at 0 from time to time, so the offsets prove nothing.
+        Return None if a broker that writes no such entries may have used the store. That broker
+        restarts the queue offsets at 0 from time to time, so the offsets prove nothing.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None

@@ -81,8 +81,10 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
     items is not uploaded.
 
     The segment is durable when this function returns. The caller then saves the metadata and
-    removes the local file. ``now``: the current time (ms). ``ahead``: the bases planned so far; if
-    given, only a plan is returned.
+    removes the local file.
+
+    ``now``: the current time (ms).
+    ``ahead``: for a plan, the bases planned so far; no file is then written.
     Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
     StoreIOError. After a StoreIOError, another run can complete the upload.
     """
