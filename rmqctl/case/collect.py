@@ -1,5 +1,7 @@
-"""Create an evidence folder: a list of the originals with their checksums, then rmqctl's findings,
-then the checksums of all files of the folder.
+"""Create an evidence folder.
+
+Its files are written in this order: a list of the originals with their checksums, rmqctl's
+findings, the checksums of all other files.
 """
 
 from __future__ import annotations

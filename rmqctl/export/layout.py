@@ -1,7 +1,7 @@
 """Partitions of exported messages by topic, day and store, and the names of their folders.
 
-The names are Hive's (``topic=orders/day=2023-11-14``). They are escaped as in Hive and Spark, so
-that Spark and Arrow can read the values. A value that is too long for a name is shortened and
+The names are Hive's (``topic=orders/day=2023-11-14``). The names are escaped as in Hive and Spark,
+so that Spark and Arrow can read the values. A value that is too long for a name is shortened and
 marked.
 """
 

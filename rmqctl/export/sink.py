@@ -2,7 +2,8 @@
 
 A buffer collects up to `FLUSH` bytes of messages. Then it is written to its partitions' files, as
 one row group for each file. A partition gets a file if this range has enough of its messages
-(`MIN_FILE_BYTES`). It also gets a file if the store has only this range and few files are open.
+(`MIN_FILE_BYTES`). A partition also gets a file if the store has only this range and few files are
+open.
 
 All other messages are spilled to one file of the range. From these files, `gather` writes the files
 of all ranges. Therefore the number of files depends only on the partitions and their sizes.

@@ -4,8 +4,8 @@ A range has at most one such file. The file contains one Arrow record batch for 
 rows sorted by bucket and partition. In each buffer, a bucket's rows are contiguous. A second file
 is the index: one record batch for each bucket, with the positions of each partition's messages.
 
-The files exist only during one run, in the folder of the attempt that created them. They are read
-through memory maps.
+The files exist only during one run, in the folder of the attempt that created them. The files are
+read through memory maps.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class _MetadataJudge:
     @cached_property
     def groups(self) -> set[str] | None:
         """Return the configured groups; None if they are unknown. An empty table counts as unknown,
-        as no broker writes one.
+        because no broker writes an empty table.
         """
         return set(self._groups.loaded) if self._groups.loaded else None
 

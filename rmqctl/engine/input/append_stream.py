@@ -387,7 +387,7 @@ class LineAppender:
             self.stopped_by = f"{fault}; stopped here, {self._before()}"
 
     def _before(self) -> str:
-        """Return, in words, what happened to the lines before the one that ended the run."""
+        """Return, in words, what happened to the lines before the line that ended the run."""
         count = self.tally.messages
         if not count:
             return "nothing was written"

@@ -127,7 +127,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         self._many = many or (lambda given: list(map(single, given)))
 
     def _stored_at(self, read: Sequence[_Fields]) -> Sequence[int | None]:
-        """Return the store time of each object; None for an object without one."""
+        """Return the store time of each object; None for an object without a store time."""
         return [None] * len(read)
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
@@ -348,7 +348,7 @@ def _body(item: _Item, field: str = "") -> bytes:
 
 
 def _bodies(items: Sequence[_Item]) -> list[bytes]:
-    """Return the bodies of messages. Each message must have one."""
+    """Return the bodies of messages. Each message must have a body."""
     encodings = [item.body_encoding for item in items]
     if encodings.count(None) == len(items) and False not in [item.crc_ok for item in items]:
         try:

@@ -172,8 +172,8 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """Return the number of hash slots of the uploaded files; None if unknown. This number is
-        needed to read files that do not contain it.
+        """Return the number of hash slots of the uploaded files; None if unknown. Pass the number
+        when you open a file that does not contain it.
         """
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
@@ -203,8 +203,8 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """Give a queue a witness and return the queue. Its units and its broker's index items are
-    evidence of the offsets of its messages.
+    """Give a queue a witness and return the queue. The queue's units and its broker's index items
+    are evidence of the offsets of its messages.
     """
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness

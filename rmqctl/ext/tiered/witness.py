@@ -1,8 +1,8 @@
 """Evidence for the offsets of messages: the units of a queue and the index items of its broker.
 
-This is the tier's counterpart of `rmqctl.store.log.witness`. It is used only after damage in a
-commit log, to decide whether a frame is a message or part of a message body. A frame in a body has
-no unit and no index item.
+This is the tier's counterpart of `rmqctl.store.log.witness`. The evidence is used only after damage
+in a commit log. Then it helps to decide whether a frame is a message or part of a message body. A
+frame in a body has no unit and no index item.
 """
 
 from __future__ import annotations

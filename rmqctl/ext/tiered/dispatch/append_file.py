@@ -1,5 +1,5 @@
-"""Append to the last segment of a flat file. A new segment begins where a broker would begin one
-(tiered.md §2).
+"""Append to the last segment of a flat file. A new segment begins at the offset at which a broker
+would begin a segment (tiered.md §2).
 
 Data is written to the files at once. The metadata records the data only after the commit.
 """

@@ -1,8 +1,8 @@
 """One pass over the local log that collects the messages of all queues, window by window.
 
-The records of a queue in a window are copied back to back into a block. Their offsets are replaced
-by offsets in the tiered commit log. Then the new records are checked. Small blocks of several
-queues are built together.
+The records of a queue in a window are copied back to back into a block. The offsets in the copies
+are replaced by offsets in the tiered commit log. Then the new records are checked. Small blocks of
+several queues are built together.
 """
 
 from __future__ import annotations

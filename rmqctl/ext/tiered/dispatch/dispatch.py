@@ -68,8 +68,8 @@ class DispatchOptions:
 class Dispatch:
     """A dispatch run.
 
-    ``open_writer`` returns a writer to the tier. It is called twice: for commit logs and for
-    consume queues.
+    ``open_writer`` returns a writer to the tier. ``open_writer`` is called twice: for commit logs
+    and for consume queues.
     ``broker_root``: the folder in which metadata is staged.
     ``clock`` returns ms.
     ``advance`` is called with the number of processed bytes.

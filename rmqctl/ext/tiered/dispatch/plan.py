@@ -1,7 +1,7 @@
 """Plan a dispatch (tiered.md §7).
 
 The plan states for each local queue the start of its upload, or the reason why the queue is
-skipped. It also determines which messages are committed together.
+skipped. The plan also determines which messages are committed together.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def noted_path(root: str) -> str | None:
 
 def note_path(root: str, metadata_path: str) -> None:
     """Write a note with the path of the metadata into a tier. No note is written if `find_metadata`
-    finds the metadata without one.
+    finds the metadata without a note.
     Raises: StoreIOError.
     """
     path = find_metadata(root)

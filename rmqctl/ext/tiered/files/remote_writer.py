@@ -4,8 +4,8 @@ Object stores have no append. Appended data is kept locally until `commit`: in m
 temporary file if large. `commit` appends the data to the file if the driver can. If not, it writes
 old and new bytes to a staged file below `ASIDE`, which then replaces the old file.
 
-When a commit returns, the driver has closed the file. Durability depends on the service: an object
-store has stored the object; a local file has been fsynced, but not its directory entry. Until the
+When a commit returns, the driver has closed the file. Durability depends on the service. An object
+store has stored the object. A local file has been fsynced, but not its directory entry. Until the
 commit, only the writer itself reads the appended data.
 """
 

@@ -1,13 +1,12 @@
 """Convert an open index file to the compacted form, the form of uploaded index files (tiered.md
 §5.3).
 
-The items of a slot are contiguous, in the order of its chain, newest first. Their positions follow
-from the number of items per slot. The file is therefore read sequentially: once to count, and once
-for each part of the result.
+The items of a slot are contiguous, in the order of its chain, newest first. The positions of the
+items follow from the number of items per slot. The file is therefore read sequentially: once to
+count, and once for each part of the result.
 
-The result is the same as a broker's if each item links to the previous item of its slot. This is
-checked for every item. The conversion needs 8 bytes of memory per slot, and memory for one part of
-the result.
+The result is the same as a broker's if each item links to the previous item of its slot. Every link
+is checked. The conversion needs 8 bytes of memory per slot, and memory for one part of the result.
 """
 
 from __future__ import annotations

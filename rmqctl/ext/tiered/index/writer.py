@@ -47,8 +47,9 @@ class TierIndexWriter(Closing):
     dispatched late, a broker would never search a file that is named with the current time. Use
     ``oldest`` for such messages.
 
-    A key is dropped if its message has more keys than fit into a file. It is also dropped if it has
-    the hash -2^31 and this hash has no slot. A broker then also drops the message's following keys.
+    A key is dropped if its message has more keys than fit into a file. A key is also dropped if it
+    has the hash -2^31 and this hash has no slot. A broker then also drops the message's following
+    keys.
 
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """

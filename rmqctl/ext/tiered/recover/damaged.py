@@ -207,7 +207,7 @@ def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
 def _last(surveyed: CommitLogSurvey, first: int, start: int,
           run: tuple[int, int]) -> Iterator[LostRange]:
     """Yield a range for the last message of the log if its queue offset does not follow the
-    previous one.
+    previous message's queue offset.
     """
     rows = surveyed.rows
     row = run[0]

@@ -1,8 +1,8 @@
 """Rebuild ``tieredStoreMetadata.json`` from the files of a tier (tiered.md §6, §17.6).
 
 Correct topic ids, reserve times and creation times are kept. Entries of missing files are removed.
-Files without an entry get one. If a topic has no id in the metadata, the id is determined from
-index items and their messages.
+An entry is added for each file without an entry. If a topic has no id in the metadata, the id is
+determined from index items and their messages.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """Plan for a queue, and the queue's state after the recovery. Its queue offsets are then
+    """Plan for a queue, and the queue's state after the recovery. The queue offsets are then
     ``[first, last)``.
 
     ``refs``: path of a file with the position (int64) to which each unit points.

@@ -262,8 +262,8 @@ def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
 # -- repeated parts of blocks ---------------------------------------------------------------------
 
 class ReaderOverlay:
-    """A reader that presents the files of another reader with some changes. It does not close the
-    other reader.
+    """A reader that presents the files of another reader with some changes. The other reader is not
+    closed.
     """
 
     def __init__(self, below: TierReader) -> None:

@@ -3,7 +3,7 @@
 
 Items and keys are converted to fingerprints of queue, commit log offset, size and hash. The hashes
 of older and newer brokers for a key count as equal. For a negative Java hash, older brokers negate
-the hash, and newer brokers clear the sign bit. These two hashes add up to 2^31.
+the hash, and newer brokers clear the sign bit. The two hashes add up to 2^31.
 """
 
 from __future__ import annotations
