@@ -30,8 +30,10 @@ _MAX_LOOKS = 1000
 
 
 class TimedRange(NamedTuple):
-    """A damaged range, physical offsets ``[start, end)``. ``before``, ``after``: store times (ms)
-    of the messages before and after it, None if unknown.
+    """A damaged range, physical offsets ``[start, end)``.
+
+    ``before``, ``after``: store times (ms) of the messages before and after the range, None if
+    unknown.
     """
 
     start: int
@@ -60,9 +62,10 @@ def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[lis
 
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the groups of records that `of_unclear_age` finds in all files of a log. ``damage``:
-    damaged ranges ``[start, end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges that are
-    close together are examined. Raises: StoreIOError.
+    """Yield the groups of records that `of_unclear_age` finds in all files of a log.
+
+    ``damage``: damaged ranges ``[start, end)``, ascending. At most `_MAX_LOOKS` pairs of close
+    ranges are examined. Raises: StoreIOError.
     """
     looks = 0
     for file, places in groupby(damage, lambda place: log.file_of(place[0])):

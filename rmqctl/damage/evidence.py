@@ -1,9 +1,9 @@
-"""Evidence of lost messages: consume queue entries that point into damaged bytes, and missing queue
-offsets.
+"""Evidence of lost messages: entries that point into damaged bytes, and missing queue offsets.
 
-Entries are read only for queue offsets that are missing in the log (holes), so the cost depends on
-the number of lost messages, not on the size of the store. An entry is evidence if its queue offset
-is missing in the log, and it points between the neighbouring messages of its queue.
+Consume queue entries are read only for queue offsets that are missing in the log (holes). So the
+cost depends on the number of lost messages, not on the size of the store. An entry is evidence if
+its queue offset is missing in the log, and it points between the neighbouring messages of its
+queue.
 
 If a broker skipped queue offsets (consumequeue.md §4), it wrote the entries of all later messages
 too early in the queue, by the number of skipped offsets. These entries do not contradict the log.
@@ -66,11 +66,11 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """A consume queue entry in a hole. ``physical``, ``size``: physical offset and size of its
-    message. ``count``: number of queue offsets of the entry (in a batch queue there may be
-    several).
+    """A consume queue entry in a hole.
 
-    ``time``: the store time in an entry of a batch queue.
+    * ``physical``, ``size``: physical offset and size of its message.
+    * ``count``: number of queue offsets of the entry, which is above 1 only in a batch queue.
+    * ``time``: the store time in an entry of a batch queue.
     """
 
     key: QueueKey
@@ -113,12 +113,14 @@ class RowColumns:
 
 @dataclass(slots=True)
 class HoleEntries:
-    """Entries found in holes. ``rows``: entries that point into damaged regions; ``astray``:
-    entries that point to other offsets in the log.
+    """Entries found in holes.
 
-    ``ahead``: number of entries that point after the log's last file; ``beyond``: the first of
-    these entries. ``columns``: for each missing file with very many entries, by start of the file,
-    the entries that point into it.
+    * ``rows``: entries that point into damaged regions.
+    * ``astray``: entries that point to other offsets in the log.
+    * ``ahead``: number of entries that point after the log's last file.
+    * ``beyond``: the first of these entries.
+    * ``columns``: for each missing file with very many entries, by start of the file, the entries
+      that point into it.
     """
 
     rows: list[FoundRow] = field(default_factory=list)
@@ -172,9 +174,9 @@ def holes(runs: Sequence[Run]) -> list[Hole]:
 class Gatherer:
     """Reads the consume queue entries in the holes of all queues of a store.
 
-    ``by_column``: regions whose entries are kept by column if there are very many of them.
-    ``yielded``: ranges ``[start, end)`` of the log that are filled from another store, so that
-    entries pointing into them are ignored.
+    * ``by_column``: regions whose entries are kept by column if there are very many of them.
+    * ``yielded``: ranges ``[start, end)`` of the log that are filled from another store. Entries
+      that point into them are ignored.
     """
 
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
@@ -316,9 +318,10 @@ class _Entries:
         self._page: tuple[Array, Array, Array] | None = None
 
     def pages(self, first: int, end: int) -> Iterator[tuple[int, Array, Array, Array]]:
-        """Yield the entries in ``[first, end)`` in pages: queue offset of the first entry, physical
-        offsets, sizes, and whether each entry is valid and does not point before the log.
-        Raises: StoreIOError.
+        """Yield the entries in ``[first, end)`` in pages. Raises: StoreIOError.
+
+        Each page is (queue offset of the first entry, physical offsets, sizes, booleans). A boolean
+        is true if the entry is valid and does not point before the log.
         """
         while first < end:
             if self._page is None or not 0 <= first - self._start < len(self._page[0]):
@@ -353,13 +356,13 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Return whether all entries of a run are too early in the queue. ``row``: position of an entry
-    that points to the run's first message.
+    """Return whether all entries of a run are too early in the queue.
 
-    If the run has only one message, it is also possible that the message's queue offset is damaged.
-    Then the entry of the next run (``after``) decides. If no run follows, the result is True if
-    earlier entries are too early (``before``), or if the message's queue offset is plausible: the
-    log before the message has space for this number of messages.
+    ``row``: position of an entry that points to the run's first message. If the run has only one
+    message, its queue offset may be damaged instead. The entry of the next run (``after``) then
+    decides. Without a next run, the result is True in two cases: earlier entries are too early
+    (``before``), or the log before the message has space for as many messages as its queue offset
+    says.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)

@@ -30,11 +30,13 @@ message that a broker accepts by default.
 
 
 class IndexedKey(NamedTuple):
-    """A key of a message in the index: its hash, and the start of the second in which the message
-    was stored (ms).
+    """A key of a message in the index.
 
-    ``is_begin``: whether ``time`` is the begin time of the index file, which messages older than
-    the file have as well. ``exact``: whether ``time`` is the exact store time.
+    * ``key_hash``: the hash of the key.
+    * ``time``: the start of the second in which the message was stored (ms).
+    * ``is_begin``: whether ``time`` is the begin time of the index file, which messages older than
+      the file also have.
+    * ``exact``: whether ``time`` is the exact store time.
     """
 
     key_hash: int
@@ -43,8 +45,10 @@ class IndexedKey(NamedTuple):
     exact: bool = False
 
     def agrees(self, time: int) -> bool:
-        """Return whether a broker would write this entry for a message with this store time. For a
-        message older than the index file's begin time it writes the begin time (index.md §6).
+        """Return whether a broker would write this entry for a message with this store time.
+
+        For a message older than the index file's begin time, a broker writes the begin time
+        (index.md §6).
         """
         return self.time <= time < self.time + SECOND or (self.is_begin and time < self.time)
 
@@ -97,8 +101,7 @@ def _among(values: Array, ascending: Array) -> Array:
 
 def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
           ) -> Iterator[tuple[int, IndexedKey]]:
-    """Yield the physical offset and the key of each index entry that points into the regions, in
-    file order.
+    """Yield (physical offset, key) of each index entry that points into the regions, in file order.
 
     ``chosen``: returns, for each physical offset, whether its entries are wanted.
     """

@@ -82,11 +82,11 @@ class Ranges:
 
 @dataclass(slots=True)
 class EmptyRange:
-    """A stretch of the log under repair, physical offsets ``[start, end)``, without an intact
-    frame, and the evidence for the records that a source has in this stretch.
+    """A stretch of the log under repair without an intact frame: physical offsets ``[start, end)``.
 
-    A consume queue entry is weak evidence: it matches any record of the same offset and size, even
-    of another log. An index key, or surviving bytes of the log, match only one record.
+    The evidence is for the records that a source has in this stretch. A consume queue entry is weak
+    evidence: it matches any record of the same offset and size, even of another log. An index key,
+    or surviving bytes of the log, match only one record.
 
     * ``rows``, ``keys``: number of the source's records that agree with the consume queues of the
       repaired store, and with its index.
@@ -95,7 +95,7 @@ class EmptyRange:
     * ``timed_end``: end of the last record whose entry agrees and whose store time the checkpoint
       covers.
     * ``against``: physical offset and end of each record that the evidence contradicts.
-    * ``filled``: whether an earlier repair wrote fillers here; then the entries are those of the
+    * ``filled``: whether an earlier repair wrote fillers here. The entries are then those of the
       fillers.
     * ``doubtful``: physical offset and size of each complete record in this stretch that may be a
       message, or part of a damaged message's body.

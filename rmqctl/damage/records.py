@@ -44,11 +44,11 @@ MAX_BODY = 8 << 20
 
 
 class Records:
-    """The records of a log, and replacements for some of them. ``pieces``: replacements by number
-    of the part, in the order in which they were added. ``rejected``: physical offsets of rejected
-    records.
+    """The records of a log, and replacements for some of them.
 
-    ``reasons``: descriptions of some changes, by physical offset of the changed record.
+    * ``pieces``: replacements by number of the part, in the order in which they were added.
+    * ``rejected``: physical offsets of rejected records.
+    * ``reasons``: descriptions of some changes, by physical offset of the changed record.
     """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
@@ -79,9 +79,11 @@ class Records:
         return self.parts[number], self._open(number)
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
-        """Return the part number, the decoded record (None if invalid) and the raw bytes at a
-        physical offset. ``size``: size of the record; None: use its size field. Raises:
+        """Return (part number, decoded record, raw bytes) at a physical offset. Raises:
         StoreIOError.
+
+        The record is None if it is invalid. ``size``: size of the record (None: use its size
+        field).
         """
         number = self._number(physical)
         if number is None:
@@ -107,8 +109,9 @@ class Records:
         return physical in self._places
 
     def replace(self, physical: int, content: bytes | None) -> bool:
-        """Replace the bytes at a physical offset. Do nothing and return False if ``content`` is
-        None or the offset is outside the log.
+        """Replace the bytes at a physical offset; return whether this was done.
+
+        It is not done if ``content`` is None or the offset is outside the log.
         """
         number = self._number(physical)
         if content is None or number is None:
@@ -197,8 +200,8 @@ def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -
 
 
 def shift_of(source: Source, position: int) -> int:
-    """Return the number of bytes by which the physicalOffset of the record at a position is too
-    high; 0 without a record.
+    """Return by how many bytes the physicalOffset of the record at a position is too high; 0
+    without a record.
     """
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE or not is_magic(magic_at(head)):
@@ -250,9 +253,10 @@ def body_crc(body: bytes) -> int:
 
 
 def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
-    """Return the size of a record calculated from its length fields; None if a length is invalid,
-    or the size is above ``most``. ``head``: bytes to use instead of the record's first bytes in the
-    source.
+    """Return the size of a record calculated from its length fields.
+
+    None if a length is invalid, or the size is above ``most``. ``head``: bytes to use in place of
+    the record's first bytes in the source.
     """
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
@@ -283,9 +287,10 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """Yield a header and the record size calculated with it (`extent`): first the unchanged header,
-    then each header that has one flipped bit in the host widths or lengths and gives a size in
-    ``sizes``.
+    """Yield possible headers, each with the record size calculated with it (`extent`).
+
+    The first is the unchanged header. The others have one flipped bit in the host widths or lengths
+    and give a size in ``sizes``.
     """
     size = extent(source, start, head, magic, most)
     if size is not None:
@@ -364,8 +369,8 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the header with one flipped bit in a length, for each bit for which the new length is
-    at most ``most``.
+    """Yield the header with one flipped bit in a length, for every bit whose flip gives at most
+    ``most``.
     """
     length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):

@@ -25,8 +25,9 @@ _OVERLAPS = 8
 
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
-    """Return the physical offsets of stale records next to damage or at the start or end of damaged
-    files, and the physical offsets of unclear records next to them.
+    """Return the physical offsets of stale records and of unclear records next to them.
+
+    Stale records are searched for next to damage, and at the start and end of damaged files.
     Raises: StoreIOError.
     """
     def taken(record: Record) -> bool:
@@ -70,9 +71,9 @@ def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 def beside_at(source: Source, places: Iterable[int],
               damage: Sequence[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the stale records of a file near these physical offsets, at most up to the next damaged
-    ranges (``damage``, ascending).
-    Raises: StoreIOError.
+    """Yield the stale records of a file near these physical offsets. Raises: StoreIOError.
+
+    Records are searched for only up to the next damaged ranges (``damage``, ascending).
     """
     starts, looked = [start for start, _ in damage], -1
     for place in places:
@@ -91,9 +92,10 @@ def beside_at(source: Source, places: Iterable[int],
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Return the physical offsets of records that consume queues and index contradict, although the
-    bytes around the records are not damaged. Only records near gaps in queue offsets that no damage
-    explains are examined. Raises: StoreIOError.
+    """Return the physical offsets of records that consume queues and index contradict.
+
+    The bytes around these records are not damaged. Only records near gaps in queue offsets that no
+    damage explains are examined. Raises: StoreIOError.
     """
     contradicted: set[int] = set()
     odd: set[int] = set()

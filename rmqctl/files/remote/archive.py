@@ -151,9 +151,10 @@ class _AsFile(io.RawIOBase):
 
 @dataclass(slots=True)
 class _Member:
-    """A file of an archive. ``chunks``: (position in the file, number of bytes, position in
-    ``source``); bytes outside of all chunks are zeros. ``unpack`` creates the chunks on first use
-    and checks ``crc``.
+    """A file of an archive.
+
+    ``chunks``: (position in the file, number of bytes, position in ``source``); bytes outside of
+    all chunks are zeros. ``unpack`` creates the chunks on first use and checks ``crc``.
     """
 
     listed: Listed
@@ -238,10 +239,10 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """Return the store in the folder ``inner`` of an archive, or else the only store of the
-    archive; None if the URL does not exist or is a folder.
+    """Return the store in the folder ``inner`` of an archive, or else its only store.
 
-    Raises: NotAStoreError, FormatError for a damaged archive, StoreIOError.
+    None if the URL does not exist or is a folder. Raises: NotAStoreError, FormatError for a damaged
+    archive, StoreIOError.
     """
     source: Any
     if "://" in archive:

@@ -13,23 +13,28 @@ beginning.
 SMALL = 1 << 20
 """Maximum size in bytes of a file that is read completely instead of sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""``_GAP``: size in bytes of the gap around the end of the data at which sampling stops.
-``_BEFORE``, ``_AFTER``: number of bytes that are read before and after this gap.
+"""The end of the data in a sampled file.
+
+* ``_GAP``: size in bytes of the gap around that end at which sampling stops.
+* ``_BEFORE``, ``_AFTER``: number of bytes that are read before and after this gap.
 """
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""``_FIRST``: number of intervals between samples in the first step of a search; ``_OF_LOG``: the
-same number for a log file; ``_NEXT``: number of samples in each further step.
+"""The samples of a search.
+
+* ``_FIRST``: number of intervals between the samples of the first step.
+* ``_OF_LOG``: the same number for a log file.
+* ``_NEXT``: number of samples in each further step.
 """
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
                                                                    list[bytes], int | None]:
-    """Search for the end of the data in a preallocated file: yield the positions to read, receive
-    the bytes there, return the position after the data; None if samples contradict each other.
+    """Search for the end of the data in a preallocated file.
 
-    Samples contradict each other if a sample after the end has data, or if a sample before the end
-    has only zeros and ``has_holes`` is False.
+    Yield the positions to read, receive the bytes there, and return the position after the data.
+    None if samples contradict each other: a sample after the end has data, or a sample before the
+    end has only zeros although ``has_holes`` is False.
     """
     blocks = -(-size // grain)
     gap = max(_GAP, grain)

@@ -19,11 +19,11 @@ _writers = itertools.count()
 
 
 class RemoteFiles(RemoteReader):
-    """A URL that is written to. All methods raise StoreIOError, and RefusedError for actions that a
-    driver does not support.
+    """A URL that is written to.
 
-    When a write returns, the driver has closed the file, with the guarantees of its service (a
-    local file has been fsynced, but its directory entry has not).
+    All methods raise StoreIOError, and RefusedError for actions that a driver does not support.
+    When a write returns, the driver has closed the file, with the guarantees of its service. A
+    local file has been fsynced, but its directory entry has not.
     """
 
     ASIDE = "staged"

@@ -119,8 +119,9 @@ def _is_plain(path: str) -> bool:
 
 
 def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
-    """Return the driver's entry for a file, with links resolved; for a link to a folder, or a
-    broken link, the entry itself.
+    """Return the driver's entry for a file, with links resolved.
+
+    For a link to a folder, or a broken link, the entry of the link itself is returned.
     """
     target = remote.info(path)
     if target is None and row.get("type") == "file":

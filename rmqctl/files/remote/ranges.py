@@ -1,7 +1,7 @@
 """Reading of stores at a URL: their files are listed once and then read in ranges through fsspec.
 
-A few small reads cost a few small requests; sequential reads get ever larger ranges, and the next
-range is requested ahead. Ranges are kept up to a limit. After each range the object is checked
+A few small reads cost a few small requests. Sequential reads get ever larger ranges, and the next
+range is requested ahead. Ranges are cached up to a limit. After each range the object is checked
 again: a changed or missing object is an error.
 """
 
@@ -108,8 +108,9 @@ class RangeCache:
         return position if end is None or position < end else self._files[path].size
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a preallocated file, by samples; None if the file
-        is not sampled, or if samples contradict each other.
+        """Return the position after the data of a preallocated file, by samples.
+
+        None if the file is not sampled, or if samples contradict each other.
         """
         folder = path.partition("/")[0]
         if not self.sampled or folder not in SAMPLES or self._files[path].size < SMALL:

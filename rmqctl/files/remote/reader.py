@@ -1,7 +1,7 @@
 """Files at a URL, read through fsspec: object stores, file servers, memory (for tests).
 
-Only ranges are requested, never an entire file. File sizes are remembered from the last listing or
-request, so that a read within a known size costs one request.
+Only ranges are requested, never an entire file. File sizes are remembered, and a read within a
+known size costs one request.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ class RemoteReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
-        """Return bytes ``[start, end)`` of a file of ``size`` (fewer if it has shrunk), and the
-        object's identity if the response contains it, else "".
+        """Return bytes ``[start, end)`` of a file of ``size``, and the object's identity.
+
+        The result has fewer bytes if the file has shrunk. The identity is "" if the response has
+        none.
         """
         with self._turn, failing(self.where(path), f"read at offset {start} of"):
             if self._is_web:

@@ -1,7 +1,7 @@
 """Threads that read remote files, and interruptible waiting for them.
 
-A server may send nothing for a minute. The wait can be interrupted, and the process exits without
-waiting for running requests: they only read.
+A server may send nothing for a minute, so the wait can be interrupted. The process then exits
+without waiting for running requests, which only read.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ _POINTS = "points/"
 
 
 def mounted(root: str, *, sampled: bool = False) -> str:
-    """List the files at a URL or in an archive, unless they were just listed, and register them in
-    `vfs`; return the root with which their paths start. ``sampled`` as in `Store.open`.
+    """List the files at a URL or in an archive, and register them in `vfs`; return their root path.
 
-    Raises: the errors of `tree_of`.
+    Files that were just listed are not listed again. ``sampled`` as in `Store.open`. Raises: the
+    errors of `tree_of`.
     """
     named = hide(root.rstrip("/"))
     tree = vfs.listed_tree(named)

@@ -15,11 +15,10 @@ from rmqctl.parse_values import is_url
 
 @contextmanager
 def uploaded(target: str) -> Iterator[str]:
-    """Yield the path for writing a new file or folder: ``target`` or, if ``target`` is a URL, a
-    path in a temporary folder. At the end, the files in this folder are uploaded, the top-level
-    files last.
+    """Yield the path for writing a new file or folder, which is ``target`` if that is not a URL.
 
-    Raises: RefusedError if the URL already exists, StoreIOError.
+    For a URL, this is a path in a temporary folder, whose files are uploaded at the end, the
+    top-level files last. Raises: RefusedError if the URL already exists, StoreIOError.
     """
     if not is_url(target):
         yield target

@@ -1,10 +1,9 @@
-"""Checks of what web servers return: names in pages that list folders, ranges of files, and ranges
-of objects in S3.
+"""Checks of what web servers return: names in pages that list folders, and ranges of files.
 
-The driver accepts every link of a page as a name, and any response to a range request, even the
-entire file. This module requires that a link is the name of an entry of the listed folder, and that
-a response is the requested range of the listed file. A response that identifies its object saves a
-second request.
+Ranges of objects in S3 are checked, too. The driver accepts every link of a page as a name, and any
+response to a range request, even the entire file. This module requires that a link names an entry
+of the listed folder, and that a response is the requested range of the listed file. A response that
+identifies its object saves a second request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copies of erased messages outside the log, and remaining bytes of their bodies.
 
-A copy in a compaction log, or in a tier below the store, is a record as in the log. Bytes of an
-erased body may also remain in other places: in stale data of a file, in a page of a damaged file,
-in files that repairs keep. These bytes are counted for each file.
+In a compaction log, or in a tier below the store, a copy is a record as in the log. Elsewhere,
+bytes of an erased body may remain in stale data, in damaged pages, and in files that repairs keep.
+They are counted for each file.
 """
 
 from __future__ import annotations
@@ -150,9 +150,10 @@ class _BodyRuns:
         return len(self._hashes)
 
     def starts(self, data: bytes, base: int, spans: Array) -> Array:
-        """Return the sorted positions at which these runs occur in a file. ``data``: the bytes of
-        the file from position ``base`` on. Runs that overlap the ``spans`` (start, end) are
-        skipped.
+        """Return the sorted positions at which these runs occur in a file.
+
+        ``data``: the bytes of the file from position ``base`` on. ``spans``: ranges (start, end);
+        runs that overlap them are skipped.
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only bytes near such a word are hashed.

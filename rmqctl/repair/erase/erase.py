@@ -65,9 +65,13 @@ _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbidde
 
 @dataclass(frozen=True, slots=True)
 class EraseSelection:
-    """The messages to erase: by ``ids`` (of clients or brokers), or by a ``selection``. ``topics``
-    and ``groups`` are deleted completely. ``same_body``: also erase messages that have an erased
-    body but another id. ``whole_batches``: also erase the other messages of a compressed batch.
+    """The messages to erase.
+
+    * ``ids``: ids of clients or brokers.
+    * ``selection``: selects further messages.
+    * ``topics``, ``groups``: deleted completely.
+    * ``same_body``: also erase messages that have an erased body but another id.
+    * ``whole_batches``: also erase the other messages of a compressed batch.
     """
 
     ids: tuple[str, ...] = ()
@@ -81,9 +85,12 @@ class EraseSelection:
 
 @dataclass(slots=True)
 class Erasure:
-    """A plan that erases messages. ``erased``: lines of the certificate. ``left``: for each file,
-    number of bytes of erased bodies that are not erased. ``doubtful``: number of messages that may
-    be copies. ``batches``: number of batches that cannot be erased in part.
+    """A plan that erases messages.
+
+    * ``erased``: lines of the certificate.
+    * ``left``: for each file, number of bytes of erased bodies that are not erased.
+    * ``doubtful``: number of messages that may be copies.
+    * ``batches``: number of batches that cannot be erased in part.
     """
 
     plan: Plan
@@ -386,8 +393,9 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 
 def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches: Matches, *,
                is_empty: bool) -> Iterator[str]:
-    """Yield notes on ids, topics and groups that were not found (mistyped, or erased before), and
-    on damaged bytes that cannot be searched.
+    """Yield notes on ids, topics and groups that were not found, and on damage that hides messages.
+
+    An id that was not found was mistyped, or its message was erased before.
     """
     if matches.damaged:
         yield (f"{plural(matches.damaged, 'byte', 'bytes')} of the log are damaged, and messages "

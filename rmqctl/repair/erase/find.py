@@ -7,12 +7,12 @@ id, born time and born host. So a message counts as a copy of an erased message 
   the same born time and born host.
 * It has no id, but the same born time, born host and body.
 
-Clients choose the ids, so a message that has only the same id, or only the same body, may be
-unrelated: it is counted, and erased only on request.
+Clients choose the ids. A message that has only the same id, or only the same body, may be
+unrelated. It is counted, and erased only on request.
 
 For a deleted topic, only delayed and returned messages are copies: an application may have
 forwarded a message to another topic. For a deleted group, its retry and dead letter topics are
-deleted; the messages in them are themselves copies, and their originals are kept.
+deleted. Their messages are themselves copies, and the originals are kept.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 MIN_RUN = 16
-"""Minimum size in bytes of a body that is searched for by content, and of a run of its bytes that
-counts as remaining.
+"""Minimum size in bytes of a body to search for by content, and of a run of its bytes that counts.
 """
 _MAX_HELD = 16 << 20
 """Maximum total size in bytes of the bodies that are searched for by content."""
@@ -174,8 +173,10 @@ def unique_key(record: Record) -> bytes | None:
 
 def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
          advance: Callable[[int], None] = lambda _bytes: None) -> Matches:
-    """Return the ``chosen`` messages and all messages that the traits identify. Messages that are
-    found add traits, so the log is read again until a reading adds none. Raises: StoreIOError.
+    """Return the ``chosen`` messages and all messages that the traits identify. Raises:
+    StoreIOError.
+
+    Messages that are found add traits, so the log is read again until a reading adds none.
     """
     matches = Matches()
     for record in chosen:

@@ -93,9 +93,10 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
 
 
 def _runs(slots: Array) -> Iterator[slice]:
-    """Yield slices that together contain all ``slots`` (sorted numbers). Slots that are close
-    together are in one slice, with the unchanged slots between them: many small pieces would take
-    more memory.
+    """Yield slices that together contain all ``slots`` (sorted numbers).
+
+    Slots that are close together share a slice, which includes the unchanged slots between them:
+    many small pieces would take more memory.
     """
     cuts = np.flatnonzero(np.diff(slots) > _NEAR)
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(slots) - 1)

@@ -50,8 +50,9 @@ class Inner(NamedTuple):
 
 
 def inner_messages(record: Record, plain: bytes | None = None) -> list[Inner]:
-    """Return the messages of a batch; an empty list if the record is not a batch. ``plain``: the
-    decompressed body of the batch, if known.
+    """Return the messages of a batch; an empty list if the record is not a batch.
+
+    ``plain``: the decompressed body of the batch, if known.
     """
     if not record.sys_flag & sysflag.INNER_BATCH:
         return []

@@ -1,10 +1,11 @@
 """The record that replaces an erased message: it has the same size, but no content.
 
-Physical offset, queue offset, times and hosts are kept. The tags are kept as well, because their
-hash is in the consume queue entry. The body becomes zeros. Of the properties, only those are kept
-that a broker needs to handle the record safely (see `salvage.filler`), and ``RMQCTL=erased`` is
-added. A message of a deleted topic becomes a record of the transaction type ROLLBACK, for which no
-broker writes a consume queue entry or index entry.
+Physical offset, queue offset, times, hosts and tags are kept. The hash of the tags is in the
+consume queue entry. The body becomes zeros. Only the properties that a broker needs to handle the
+record safely are kept (see `salvage.filler`), and ``RMQCTL=erased`` is added.
+
+A message of a deleted topic becomes a record of the transaction type ROLLBACK. No broker writes a
+consume queue entry or index entry for such a record.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 
 
 def is_erased(record: Record) -> bool:
-    """Return whether the message has already been erased. Anyone can send the property, so the rest
-    of the record must also be empty. A delayed message may lack the property if it had no space for
-    it.
+    """Return whether the message has already been erased.
+
+    Anyone can send the property, so the rest of the record must also be empty. A delayed message
+    without space for the property may lack it.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})

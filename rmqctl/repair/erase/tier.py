@@ -1,12 +1,10 @@
-"""Make the items of erased messages unreachable in the index files (uploaded or local) of a tier
-below the store.
+"""Make the items of erased messages unreachable in the index files of a tier below the store.
 
-The name of each uploaded file follows from the size of the previous file, so an item cannot be
-removed. Instead, its topic id is set to an id that no topic has, and its key hash to the number of
-its slot. Chains and slots do not change.
+An item cannot be removed, because the name of each uploaded file follows from the size of the
+previous file. Instead, its topic id is set to an id that no topic has, and its key hash to the
+number of its slot. Chains and slots do not change.
 
-A deleted topic is removed from the tier with its folder and its metadata, as when a broker deletes
-the topic.
+For a deleted topic, its folder and metadata in the tier are removed, as a broker does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Carry out one step of a committed repair, or undo it.
 
-Both operations can be interrupted anywhere and repeated: the progress is derived from the present
-files (`StepStates`, which writes nothing). Their changes are durable on return; a new directory
+A step or its undo can be interrupted anywhere and repeated. The progress is derived from the
+present files by `StepStates`, which writes nothing. Changes are durable on return; a new directory
 entry is fsynced before the old one is removed.
 """
 
@@ -44,8 +44,10 @@ class ChangedError(RefusedError):
 class StepStates:
     """The steps of one repair in the store at ``root``, and the progress of each.
 
-    ``journal``: the journal with the current paths of its targets. ``named``: folders outside of
-    the store that the user named. Raises RefusedError for a step in any other folder outside.
+    * ``journal``: the journal with the current paths of its targets.
+    * ``named``: folders outside of the store that the user named.
+
+    Raises: RefusedError for a step in any other folder outside.
     """
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
@@ -86,17 +88,18 @@ class StepStates:
     def _is_old(self, record: StepRecord, current: FileStamp) -> bool:
         """Return whether the target is still the file from before a step.
 
-        The content is compared only in a copy of a store. In the original store, a file with
-        another time is another file, even if its content is the same, such as an empty ``abort``
-        file that a broker created.
+        Contents are compared only in a copy of a store. In the original store, a file with another
+        time is another file, even with the same content: a broker may have created an empty
+        ``abort`` again.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
     def _is(self, record: StepRecord, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
-        """Return whether a file has the given stamp or, because times may differ in a copy of a
-        store, the given content (by its digest).
+        """Return whether a file has the given stamp or the given content (by its digest).
+
+        The content counts because times may differ in a copy of a store.
         """
         if stamp is None or stamp.fits(current):
             return stamp is not None
@@ -154,11 +157,11 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
-        """Yield every step, in order, with its `phase` or the ChangedError that it raises. Call
-        this only before any step is carried out.
+        """Yield every step, in order, with its `phase` or the ChangedError that the step raises.
 
-        A step whose target is in a folder that must still be moved aside is ``todo``: the files
-        that are now in that folder are not from this step.
+        Call this only before any step is carried out. If the folder of a step's target must still
+        be moved aside, the step is ``todo``: the files that are now in that folder are not from
+        this step.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -309,8 +312,8 @@ class StepApplier(StepStates):
     def check_undo(self, record: StepRecord, phase: Phase, *, applied: bool) -> int | None:
         """Raise ChangedError if the step cannot be undone because its kept copy was deleted.
 
-        Return the modification time (ns) to restore after the undo of a patch if the file was
-        written to after the repair was ``applied``; else None.
+        Return the modification time (ns) to restore after the undo of a patch. None unless the
+        repair was ``applied`` and something wrote to the file after it.
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):
@@ -324,9 +327,10 @@ class StepApplier(StepStates):
 
     def backward(self, record: StepRecord, *, force: bool = False,
                  mtime_ns: int | None = None) -> None:
-        """Undo the part of the step that was carried out. Nothing is deleted: files from the
-        repair, and with ``force`` also later changes, are moved to the folder ``undone``. Raises:
-        ChangedError, StoreIOError.
+        """Undo the part of the step that was carried out. Raises: ChangedError, StoreIOError.
+
+        Nothing is deleted. Files from the repair are moved to the folder ``undone``, and with
+        ``force`` also later changes.
         """
         path = self.path(record)
         if record.kind == "patch":

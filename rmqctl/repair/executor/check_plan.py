@@ -40,8 +40,7 @@ def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[C
     """Return the steps that are left to do, in order; patches of one file are joined.
 
     Raises: RefusedError if the store differs from what the plan assumes, or if a step would write
-    outside the root and the folders ``named`` by the user; InternalError for a plan that
-    contradicts itself.
+    outside the root and the folders ``named``; InternalError if the plan contradicts itself.
     """
     picture = _Picture(WritableFolders(root, named))
     in_order = [item for step in _merged(root, steps)
@@ -198,8 +197,9 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
 
 
 def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
-    """Return every file that the steps move aside, each once. For a folder, these are all files in
-    it, or the folder itself if it is empty.
+    """Return every file that the steps move aside, each once.
+
+    If a step moves a folder, these are all files in it, or the folder itself if it is empty.
     """
     paths: dict[str, None] = {}
     for step in steps:
@@ -274,8 +274,9 @@ def _is_content(path: str, content: bytes | FileContent | OverlayPiece) -> bool:
 
 
 def _has(path: str, piece: OverlayPiece, *, exactly: bool) -> bool:
-    """Return whether a file contains the bytes of a piece at the piece's position. ``exactly``:
-    whether the file must also end with the piece.
+    """Return whether a file contains the bytes of a piece at the piece's position.
+
+    ``exactly``: whether the file must also end with the piece.
     """
     if not os.path.isfile(path):
         return False

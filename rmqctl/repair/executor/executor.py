@@ -1,12 +1,12 @@
 """The one executor of all plans (architecture: plan, then apply).
 
 A repair is staged, committed by its journal, carried out step by step, and recorded as done. A kill
-before the commit leaves the old store. After a kill later on, the next `Repair` of the store
-completes the repair, or `Repair.undo` undoes it. Neither of these deletes anything from the store.
+before the commit leaves the old store. After a later kill, the next `Repair` of the store completes
+the repair, or `Repair.undo` undoes it. Nothing is deleted from the store.
 
 A root under repair is locked by a file in it. A broker that uploads to a tier locks only its own
-root, so a repair of the tier also locks the roots of its brokers. These further roots are noted
-below ``.rmqctl``, so that they are also locked when the repair is completed or undone later.
+root. So a repair of a tier also locks the roots of its brokers, which are noted below ``.rmqctl``
+for a later completion or undo.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ class Applied:
 class Repair:
     """A context manager that holds the lock of a store for repairs.
 
-    Entering takes the lock. If the lock is held, StoreHeldError is raised and nothing is changed.
-    Then, unless ``finish`` is False, an interrupted repair is completed; `finished` is the result
-    (None if no repair was interrupted). RefusedError is raised if that repair cannot be completed
-    because something else has changed the store since.
+    Entering takes the lock, or raises StoreHeldError. It then completes an interrupted repair,
+    unless ``finish`` is False; `finished` is the result, or None. RefusedError is raised if that
+    repair cannot be completed, because something else has changed the store since.
 
-    ``wall_clock``: function that returns the time in epoch ms. ``progress``: called with 1 after
-    every step. For a root that is not a store (a tier), ``is_root`` is a function that raises if
-    the root is missing, and ``broker_roots`` are further roots to lock (default: those that were
-    noted). ``named``: folders outside of the root that the user named in this command; no other
-    folder outside is written to, and the stores that contain these folders are locked as well.
-    ``complete``: the id of an interrupted repair to complete even if it was made under another path
-    or the stamps of its files do not match (`Interrupted.question`).
+    * ``wall_clock``: function that returns the time in epoch ms.
+    * ``progress``: called with 1 after every step.
+    * ``is_root``: for a root that is not a store (a tier), a function that raises if it is missing.
+    * ``broker_roots``: further roots to lock for a tier (default: those that were noted).
+    * ``named``: folders outside of the root that the user named in this command. No other folder
+      outside is written to, and the stores that contain these folders are locked as well.
+    * ``complete``: the id of an interrupted repair to complete although the user has to decide
+      (`Interrupted.question`): its path or the stamps of its files have changed.
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -145,9 +145,11 @@ class Repair:
     # -- apply ----------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> Applied:
-        """Apply a plan. Raises: RefusedError if the store differs from what the plan assumes,
-        StoreIOError if staging fails; in both cases nothing has changed. If a StoreIOError names
-        the id of the repair, the repair is committed, but not finished.
+        """Apply a plan.
+
+        Raises: RefusedError if the store differs from what the plan assumes, StoreIOError if
+        staging fails; the store is then unchanged. If a StoreIOError names the id of the repair,
+        the repair is committed but not finished.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -271,8 +273,9 @@ class Repair:
         return self._carry_back(repair_id, maybe=state == "undoing", named=named)
 
     def abandon(self, repair_id: str) -> None:
-        """Give up an interrupted repair. Neither the store nor the kept files are changed. Raises:
-        UsageError; RefusedError if it is not interrupted.
+        """Give up an interrupted repair. Neither the store nor the kept files are changed.
+
+        Raises: UsageError; RefusedError if no repair is interrupted.
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -314,8 +317,9 @@ class Repair:
 
 
 class RootLocks:
-    """The locks of a root, of further roots of the broker (None: those that were noted), and of the
-    stores that contain one of the folders ``named``.
+    """The locks of a root, of further roots, and of the stores that contain folders in ``named``.
+
+    Further roots of None stand for those that were noted.
     """
 
     def __init__(self, root: str, broker_roots: Sequence[str] | None = None,
@@ -334,8 +338,8 @@ class RootLocks:
     def broker_roots(self) -> list[str]:
         """Return the further roots to lock, as real paths; missing folders are skipped.
 
-        Noted roots are included only if they have a ``lock`` file, so that no lock is created just
-        because a file in the store names a folder.
+        A noted root counts only if it has a ``lock`` file: a file in the store that names a folder
+        is no reason to create a lock there.
         """
         wanted = self._given
         if wanted is None:

@@ -167,11 +167,11 @@ class Journal:
 
 
 def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
-    """Raise ValueError for paths that no repair writes into its journal: the journal may come from
-    someone else.
+    """Raise ValueError for paths that no repair writes into its journal.
 
-    A target is relative to the root, or absolute if it is in a folder outside (`relocated` decides
-    whether such a folder belongs to the store). Kept files are in the repair's own folder.
+    The journal may come from someone else. A target is relative to the root, or absolute in a
+    folder outside (`relocated` decides whether that folder belongs to the store). Kept files are in
+    the repair's own folder.
     """
     own = [record.staged, record.backup, record.undone]
     if any(os.path.isabs(name) for name in own):
@@ -342,17 +342,19 @@ def history(root: str) -> list[HistoryEntry]:
 
 
 def put_aside(root: str) -> list[HistoryEntry]:
-    """Return entries for the files that were put aside when the store was opened or when messages
-    were dispatched to the tier, oldest first. The files were replaced without a plan, so the change
-    has no journal and cannot be undone. Raises: StoreIOError.
+    """Return entries for the files that were put aside, oldest first. Raises: StoreIOError.
+
+    Files are put aside when the store is opened, and when messages are dispatched to the tier. They
+    are replaced without a plan, so the change has no journal and cannot be undone.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
 
 
 def pending(root: str) -> str | None:
-    """Return the id of the committed repair that is not finished, or whose undo is not finished;
-    None if all are finished. Read-only.
+    """Return the id of the committed repair that is not finished, or not completely undone.
+
+    None if there is no such repair. Read-only.
     """
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
@@ -361,8 +363,9 @@ def pending(root: str) -> str | None:
 
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
-    """Return the id of the first of ``others`` that changed a file or folder that ``journal``
-    changed, too; None if no repair did.
+    """Return the id of the first of ``others`` that changed the same file or folder as ``journal``.
+
+    None if no repair did.
     """
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
@@ -392,10 +395,9 @@ def refuse_damaged(root: str, repair_id: str) -> RefusedError:
 
 
 def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bool = False) -> None:
-    """Append the actions of a repair to the log of actions, durably.
+    """Append the actions of a repair to the log of actions, durably. Raises: StoreIOError.
 
-    ``maybe``: whether a killed run may have written some of the lines; these are not written again.
-    Raises: StoreIOError.
+    ``maybe``: whether a killed run may have written some of the lines. These are not written again.
     """
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     new = not os.path.lexists(path)

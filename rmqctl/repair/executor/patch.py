@@ -83,10 +83,10 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
 
 
 def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileState:
-    """Return whether the target has the old bytes of a patch, the new bytes, a mixture of these
-    (``between``) or ``other`` bytes. Raises: StoreIOError.
+    """Return whether the target has the old bytes of a patch, the new bytes, a mixture of old and
+    new (``between``) or ``other`` bytes.
 
-    Bytes after the end of the target count as zeros.
+    Bytes after the end of the target count as zeros. Raises: StoreIOError.
     """
     import numpy as np
 

@@ -88,8 +88,9 @@ def _is_log(target: str) -> bool:
 
 
 def forget(root: str, repair_id: str, *, note: bool = False) -> None:
-    """Give up a repair and delete its files, under the root's lock. ``note``: whether to delete the
-    note of its losses, too. Raises: StoreIOError.
+    """Give up a repair and delete its files, under the root's lock. Raises: StoreIOError.
+
+    ``note``: whether to delete the note of its losses, too.
     """
     folder = repair_folder(root, repair_id)
     if not note:
@@ -111,8 +112,10 @@ def _keep_note(root: str, repair_id: str) -> None:
 
 
 def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
-    """Return the ids of repairs whose note of losses can be deleted: repairs made before ``before``
-    (ms) that are already pruned, and repairs in ``pruned``, which are about to be pruned.
+    """Return the ids of repairs whose note of losses can be deleted.
+
+    These are repairs made before ``before`` (ms) that are already pruned, and the repairs
+    ``pruned``, which are about to be pruned.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
     noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}

@@ -1,11 +1,13 @@
 """Find the current paths of a journal in a store that was moved or copied since the repair.
 
-Targets below the root move with the store. Targets outside of it (in folders of a multi-path log, a
-tier's metadata) and folders to which links point may not have moved: after a copy, they belong to
-the original store. A copied store cannot be distinguished from a moved store: inode numbers may
-coincide, and the original may be on a disk that is not mounted. So a folder outside is accepted
-only if it has the same path relative to the root and contains files that the repair recorded, or if
-the user names it. All other folders are refused, with or without ``--force``.
+Targets below the root move with the store. Targets outside of it may not have moved: folders of a
+multi-path log, a tier's metadata, and folders to which links point. After a copy, they belong to
+the original store.
+
+A copied store cannot be distinguished from a moved store: inode numbers may coincide, and the
+original may be on a disk that is not mounted. So a folder outside is accepted only if the user
+names it, or if it has the same path relative to the root and contains files that the repair
+recorded. All other folders are refused, with or without ``--force``.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Folders = Mapping[str, str]
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
     """Return (the journal of a repair with its current paths, the folders that the user named).
 
-    ``moved``: texts ``OLD=NEW`` from the user; texts given when the undo was begun are added.
+    ``moved``: texts ``OLD=NEW`` from the user; those given when the undo was begun are added.
     Raises: UsageError for an OLD that the repair does not have; StoreIOError, RefusedError.
     """
     journal = load(root, repair_id)
@@ -56,8 +58,9 @@ def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
 
 
 def noted(root: str, given: Folders) -> dict[str, Any]:
-    """Return the named folders in the form in which a repair's state records them. For another copy
-    of the store, the user must name them again.
+    """Return the named folders as a repair's state records them.
+
+    For another copy of the store, the user must name the folders again.
     """
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
 
@@ -104,9 +107,9 @@ def outside(journal: Journal) -> list[str]:
 class Interrupted:
     """A repair, or its undo, that was committed and is not finished.
 
-    ``root`` and ``host``: path of the store and name of the machine where it was made, according to
-    its journal; the host is only shown. ``question``: reason why the user must name the repair
-    before it is completed; empty if the user need not name it.
+    * ``root``: path of the store where the repair was made, according to its journal.
+    * ``host``: name of that machine, which is only shown.
+    * ``question``: reason why the user must name the repair before it is completed, or empty.
     """
 
     id: str
@@ -131,10 +134,10 @@ def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None
 
 
 def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
-    """Return the unfinished repair of a store; None if all repairs are finished or given up, or if
-    the journal is damaged.
+    """Return the unfinished repair of a store. Read-only. Raises: StoreIOError.
 
-    Read-only. ``named``: folders outside that the user named. Raises: StoreIOError.
+    None if all repairs are finished or given up, or if the journal is damaged. ``named``: folders
+    outside that the user named.
     """
     repair_id = pending(root)
     if repair_id is None or (state := state_of(root, repair_id)[0]) == "damaged":
@@ -196,8 +199,9 @@ def _is_where_made(root: str, now: str, journal: Journal) -> bool:
 
 
 def _refuse_shared(root: str, now: str, journal: Journal) -> None:
-    """Raise RefusedError if this store and the store in which the repair was made share a folder
-    through links, or share a file to be patched (a hard link).
+    """Raise RefusedError if this store and the store in which the repair was made share a target.
+
+    Links may lead to the same folder, or a file to be patched may be a hard link.
     """
     @cache
     def shared(folder: str) -> str:
@@ -258,8 +262,10 @@ def _is_same(first: str, other: str) -> bool:
 
 
 def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
-    """Return whether the folder ``candidate`` has a file that the repair recorded in ``folder``: a
-    file that the repair did not change, or a target of the repair in its old or new state.
+    """Return whether the folder ``candidate`` has a file that the repair recorded in ``folder``.
+
+    The file is one that the repair did not change, or a target of the repair in its old or new
+    state.
     """
     for name, (size, digest) in journal.neighbours.get(folder, {}).items():
         path = os.path.join(candidate, name)
@@ -281,8 +287,9 @@ def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
 
 
 def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
-    """Return the journal with ``folders`` outside of the store renamed, and with staging folders on
-    other file systems next to the renamed targets.
+    """Return the journal with ``folders`` outside of the store renamed.
+
+    Staging folders on other file systems are renamed as well, because they are next to the targets.
     """
     records = tuple(_record(record, folders) for record in journal.records)
     return replace(journal, records=records,

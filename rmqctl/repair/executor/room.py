@@ -74,8 +74,9 @@ def _of_content(content: Content, device: int,
 
 
 def _of_patch(path: str, step: Patch) -> int:
-    """Return the number of bytes that a patch needs: for its new and kept old content, and for
-    holes that it fills.
+    """Return the number of bytes that a patch needs.
+
+    It needs space for its new and kept old content, and for holes that it fills.
     """
     total = 0
     fd = open_file(path, os.O_RDONLY)

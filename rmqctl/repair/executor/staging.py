@@ -357,11 +357,10 @@ def head_of(path: str) -> int:
 
 
 def clear(root: str, repair_id: str) -> None:
-    """Delete the staged files of a repair that was never committed, or the kept files of one that
-    was given up (`rmqctl.repair.executor.prune`), as far as the system permits it.
+    """Delete the staged or kept files of a repair, as far as the system permits it.
 
-    No file of the store is moved before the commit, so the staged files of a repair that was never
-    committed were all written by rmqctl.
+    The repair was never committed, or was given up (`rmqctl.repair.executor.prune`). No file of the
+    store is moved before the commit, so rmqctl wrote all staged files of an uncommitted repair.
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):

@@ -1,8 +1,8 @@
 """The folders in which a repair stages and keeps files.
 
 Renaming works only within one mount, and a log's folder may be on another disk: it may be a link,
-or one of several folders of the log. The files for such a target are in a ``.rmqctl`` folder next
-to the log's folder, not inside it, because a broker does not start if it finds foreign names in it.
+or one of several folders of the log. Files for such a target are in a ``.rmqctl`` folder next to
+the log's folder. A broker does not start if it finds foreign names inside the log's folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OWN_NAME = re.compile("-[0-9a-f]{8}")
 def reachable(first: str, other: str) -> bool:
     """Return whether files can be renamed between two folders. Raises: StoreIOError.
 
-    The system itself is asked, because a bind mount has the same device number although it is
-    another mount. The test renames a file that does not exist: the system compares the mounts
-    before it looks for the file.
+    Device numbers do not show this: a bind mount is another mount of the same device. So the test
+    renames a file that does not exist, because the system compares the mounts before it looks for
+    the file.
     """
     probe = f".rmqctl-probe-{os.getpid()}"
     try:
@@ -94,8 +94,10 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """Return the folder that determines the file system of a target: the folder to which the last
-    link in its path points; without a link, the folder of its structure (such as ``consumequeue``).
+    """Return the folder that determines the file system of a target.
+
+    It is the folder to which the last link in the target's path points. Without a link, it is the
+    folder of the structure (such as ``consumequeue``).
     """
     if os.path.isabs(target):
         return os.path.dirname(target)
@@ -109,16 +111,17 @@ def structure_of(root: str, target: str) -> str:
 
 
 def _staging_dir_name(root: str, repair_id: str) -> str:
-    """Return a name that is unique to the store and repair, because the logs of several stores may
-    be in the same folder.
+    """Return a name that is unique to the store and repair: several stores may have their logs in
+    one folder.
     """
     return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
 
 
 def refuse_strange_dirs(root: str, journal: Journal) -> None:
-    """Raise RefusedError for a further staging folder that this repair cannot have created, because
-    it is not next to the changed files or does not have the repair's name. (The journal may come
-    from someone else.)
+    """Raise RefusedError for a further staging folder that this repair cannot have created.
+
+    Such a folder is not next to the changed files, or lacks the repair's name. The journal may come
+    from someone else.
     """
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]
@@ -136,8 +139,7 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
     """Return the further staging folders of a repair that was never committed.
 
-    A copy of a store contains the original's notes, so only folders whose names identify this store
-    are returned.
+    The name of a folder must identify this store: a copy of a store contains the original's notes.
     """
     folder = repair_folder(root, repair_id)
     try:

@@ -1,7 +1,7 @@
 """Undo a repair: restore bytes, lengths, names and times.
 
-Files from the repair are moved to the folder ``undone`` next to the kept files. The state of the
-repair records that an undo was begun, so the next run completes an interrupted undo.
+Files from the repair are moved to the folder ``undone`` next to the kept files. The begin of an
+undo is recorded in the repair's state, and the next run completes an interrupted undo.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Preview of the undo of a repair. ``actions``: the actions of the repair; ``changed``:
-    descriptions of changes to its targets since the repair. ``root`` and ``host``: path of the
-    store and name of the machine where the repair was made, according to its journal.
+    """Preview of the undo of a repair.
+
+    * ``actions``: the actions of the repair.
+    * ``changed``: descriptions of changes to its targets since the repair.
+    * ``root``, ``host``: path of the store and name of the machine where the repair was made,
+      according to its journal.
     """
 
     entry: HistoryEntry
@@ -160,8 +163,9 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
              maybe: bool, named: Sequence[str] = ()) -> Undone:
-    """Undo the rest of a repair in the state ``undoing``. ``maybe``: whether an earlier run may
-    have undone some of its steps. Raises: ChangedError, StoreIOError.
+    """Undo the rest of a repair in the state ``undoing``. Raises: ChangedError, StoreIOError.
+
+    ``maybe``: whether an earlier run may have undone some of its steps.
     """
     journal, _ = load_here(root, repair_id)
     _, more = state_of(root, repair_id)

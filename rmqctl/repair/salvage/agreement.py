@@ -1,9 +1,10 @@
 """Check whether the remains of a damaged record can belong to the message of another store.
 
 Two logs may be equal before and after a damaged record and still have different messages in its
-place. So a message is copied only if it agrees with the remains of this store's record ("our
-record"): with the body CRC in its header or, if that is damaged too, with every byte that is left.
-One run of damaged bytes, zeroed bytes or a few flipped bits may differ; if more bytes differ, our
+place. So the other store's message is copied only if it agrees with the remains of our record: with
+its body CRC or, if that CRC is damaged too, with every byte that is left.
+
+One run of damaged bytes, zeroed bytes or a few flipped bits may differ. If more bytes differ, our
 record was another message. In a DLedger log, complete entries are compared, including index and
 term in their headers.
 """

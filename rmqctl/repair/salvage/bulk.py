@@ -33,9 +33,12 @@ _CHUNK = 32 << 20
 class Bulk:
     """Lost messages of one missing file that get a filler each, in order of physical offset.
 
-    Columns: ``queue`` (index of the message's queue in ``keys``), ``offset`` (queue offset),
-    ``physical`` (physical offset), ``size`` (bytes). Messages do not overlap; `gaps` yields the
-    ranges without a message.
+    Messages do not overlap; `gaps` yields the ranges without a message. Columns:
+
+    * ``queue``: index of the message's queue in ``keys``.
+    * ``offset``: queue offset.
+    * ``physical``: physical offset.
+    * ``size``: size in bytes.
     """
 
     region: Region

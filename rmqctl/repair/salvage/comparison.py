@@ -61,20 +61,26 @@ _OF_ONE = frozenset(field.name for field in fields(Record)) - {
 class Comparison:
     """Result of comparing one source with our log.
 
-    ``equal``: intact records and end-of-file records (blanks) that are equal in both logs.
-    ``offered``: intact records and blanks of the source at offsets where our log has no intact
-    record. ``conflicts``: intact records and blanks of the source where our log has different
-    intact records. ``stretches``: parts of our log without intact records. ``end``: end of the
-    source's log when the comparison began. ``fillers``: arrays of ranges (start, end) that an
-    earlier repair wrote into our log and that the source does not have. ``bare``: whether our log
-    has no intact message at all.
+    A *frame* is an intact record or an end-of-file record (blank).
 
-    The other fields describe the conflicts. ``topics``: (physical offset, topic) of the first
-    conflicts. ``fields``: names of the fields that differ, by physical offset, if both records have
-    the same size. ``verdicts``: for each physical offset, a score of how much better our consume
-    queues and index match the source's record than our record. ``hit``: physical offsets at which
-    both logs have the same message, damaged in one of them. ``disproved``: physical offsets at
-    which our record is wrong according to the verdict.
+    * ``equal``: frames that are equal in both logs.
+    * ``offered``: frames of the source at offsets where our log has no intact record.
+    * ``conflicts``: frames of the source where our log has different intact records.
+    * ``stretches``: parts of our log without intact records.
+    * ``end``: end of the source's log when the comparison began.
+    * ``fillers``: arrays of ranges (start, end) that an earlier repair wrote into our log and that
+      the source does not have.
+    * ``bare``: whether our log has no intact message at all.
+
+    The other fields describe the conflicts:
+
+    * ``topics``: (physical offset, topic) of the first conflicts.
+    * ``fields``: names of the fields that differ, by physical offset, if both records have the same
+      size.
+    * ``verdicts``: by physical offset, how much better our consume queues and index match the
+      source's record than our record.
+    * ``hit``: physical offsets at which both logs have the same message, damaged in one of them.
+    * ``disproved``: physical offsets at which our record is wrong according to the verdict.
     """
 
     equal: Ranges
@@ -325,8 +331,9 @@ class _Pass(PhysicalPass):
 
 
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
-    """Return the number of structures that confirm a record, out of three: the consume queue entry,
-    the tags code in it, and the index keys.
+    """Return how many of three structures confirm a record.
+
+    These are the consume queue entry, the tags code in the entry, and the index keys.
     """
     if witness is None:
         return 0
@@ -392,10 +399,10 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
 def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Survey,
             gone: Sequence[EmptyRange],
             progress: Callable[[int], None] | None = None) -> Comparison:
-    """Compare our log with the source's. ``parts``: our log; ``gone``: its stretches without intact
-    records, from ``survey``.
+    """Compare our log with the source's.
 
-    Raises: StoreIOError; RefusedError if no message of the source belongs to our log.
+    ``parts``: our log; ``gone``: its stretches without intact records, from ``survey``. Raises:
+    StoreIOError; RefusedError if no message of the source belongs to our log.
     """
     with closing(_PartsLog(parts)) as log:
         a = _Side("a", ours, log, log.end)

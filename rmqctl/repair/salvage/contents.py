@@ -1,10 +1,9 @@
 """Recognise text, JSON and zlib streams in bodies, as evidence for corrections.
 
-A wrong correction that matches a CRC is a random change, after which a body is rarely still text,
+A wrong correction that matches a CRC is a random change. After it, a body is rarely still text,
 JSON or a zlib stream with a right checksum. So only changes that preserve such a content count as
-candidates. These candidates are counted if that is easy; otherwise an upper bound for their number
-is estimated from samples. Thus the computed chance of a wrong correction may be too high, but not
-too low.
+candidates. If counting them is hard, an upper bound is estimated from samples. The computed chance
+of a wrong correction may be too high, but not too low.
 """
 
 from __future__ import annotations
@@ -31,16 +30,19 @@ _MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _SECTOR, _EDGE = 512, 16
-"""``_SECTOR``: size of a sector in bytes. ``_EDGE``: maximum number of random bytes at the edge of
-a sector that happen to be text.
+"""Sectors in a body.
+
+* ``_SECTOR``: size of a sector in bytes.
+* ``_EDGE``: maximum number of random bytes at the edge of a sector that happen to be text.
 """
 _MAX_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
 _MIN_SAMPLES = 16
 
 
 class Odd(NamedTuple):
-    """Range ``[start, end)`` of a content, outside of which all bytes are text. ``zero``: whether
-    all bytes in the range are NULs.
+    """Range ``[start, end)`` of a content, outside of which all bytes are text.
+
+    ``zero``: whether all bytes in the range are NULs.
     """
 
     start: int
@@ -117,11 +119,10 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """Return the number of bytes that may be the wrong byte because of which the body is not text;
-    None if the body is text.
+    """Return the number of bytes of which one must be wrong, because the body is not text.
 
-    For a control character this is 1. If the UTF-8 decoder stops at an invalid sequence, the wrong
-    byte is in that sequence or in the character before it.
+    None if the body is text. For a control character, the number is 1. For an invalid UTF-8
+    sequence, the wrong byte is in that sequence or in the character before it.
     """
     try:
         match = _ODD.search(body.decode("utf-8"))
@@ -133,9 +134,9 @@ def not_text(body: bytes) -> int | None:
 def has_bad_sectors(body: bytes, place: int) -> bool:
     """Return whether complete sectors of a text body are not text, with text before and after them.
 
-    ``place``: physical offset of the body. A few changed bytes elsewhere cannot explain such
-    damage. In an intact body, a binary part begins and ends at sector boundaries by chance only
-    once in 900 cases.
+    ``place``: physical offset of the body. Such damage is more than a few changed bytes. In an
+    intact body, a binary part begins and ends at sector boundaries by chance only once in 900
+    cases.
     """
     first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
     if first is None or last is None or len(body) < _SECTOR:

@@ -39,12 +39,11 @@ _MAX_QUEUES = 1 << 16
 
 
 class Contradictions:
-    """One round of checks: `of_rows`, then `of_places`. Corrections and rejections are added to
-    ``records``.
+    """One round of checks: `of_rows`, then `of_places`.
 
-    ``skipping``: light queues in which a broker assigned queue offsets without writing entries.
-    Later entries of such a queue have lower queue offsets than the properties of their messages
-    name; the difference changes with each start of the broker.
+    Corrections and rejections are added to ``records``. ``skipping``: light queues in which a
+    broker assigned queue offsets without writing entries. Later entries of such a queue have lower
+    queue offsets than the properties of their messages name.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,
@@ -77,11 +76,11 @@ class Contradictions:
                 self._records.rejected.add(physical)
 
     def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
-        """Correct or reject records that are out of order in their queue.
+        """Correct or reject records that are out of order in their queue. Raises: StoreIOError.
 
-        ``but``: physical offsets of records to skip because their topic is doubtful. ``undecided``:
-        physical offsets of records that may not be messages; their queues are skipped, because such
-        records prove nothing about others. Raises: StoreIOError.
+        * ``but``: physical offsets of records to skip because their topic is doubtful.
+        * ``undecided``: physical offsets of records that may not be messages. Their queues are
+          skipped, because such records prove nothing about others.
         """
         read = [self._records.read(place, None)[1] for place in sorted(undecided)]
         doubtful = {(os.fsdecode(record.topic), record.queue_id) for record in read if record}
@@ -132,9 +131,10 @@ class Contradictions:
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
 
     def _is_of_a_copy(self, record: Record, row: FoundRow) -> bool:
-        """Return whether an entry is probably in a file that was copied from one queue to another:
-        the record's own entry points to the record, and the given entry is in an ordinary queue or
-        has the queue offset of one of the record's entries.
+        """Return whether an entry is probably in a file that was copied from one queue to another.
+
+        The record's own entry then points to the record. The given entry is in an ordinary queue,
+        or has the queue offset of one of the record's entries.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.batch or row.key == own or not self._leads(own, record.queue_offset, row.physical):
@@ -145,8 +145,10 @@ class Contradictions:
 
     def _is_another(self, record: Record, corrected: Record) -> bool:
         """Return whether consume queue and index contain another message at the record's physical
-        offset: the entry's values (``corrected``) differ from the record's in more than one field,
-        and the index has other keys at this offset.
+        offset.
+
+        The entry's values (``corrected``) must differ from the record's in more than one field, and
+        the index must have other keys at this offset.
         """
         fields = sum((record.topic != corrected.topic, record.queue_id != corrected.queue_id,
                       record.queue_offset != corrected.queue_offset))
@@ -172,13 +174,13 @@ class Contradictions:
                    for run in self._gatherer.misfits.get(own, ()))
 
     def _misfit(self, key: QueueKey, run: Run) -> None:
-        """Correct or reject a single record whose queue offset does not fit into its queue, if no
-        entry points to it.
+        """Correct or reject a single record whose queue offset does not fit into its queue.
 
-        If exactly one flipped bit makes the queue offset fit into a gap of the queue at this
-        position, the queue offset is corrected. If the queue offset is after the end of the queue,
-        the record is rejected, because the queue would have a gap. Otherwise the record is kept:
-        the topic may have been deleted and created again.
+        Nothing is changed if an entry points to the record. If exactly one flipped bit makes the
+        queue offset fit into a gap at this position, the queue offset is corrected. If the queue
+        offset is after the end of the queue, the record is rejected, because the queue would have a
+        gap. In all other cases the record is kept: the topic may have been deleted and created
+        again.
         """
         _, record, raw = self._records.read(run.low, None)
         if record is None or self._leads(key, record.queue_offset, run.low):
@@ -274,8 +276,8 @@ class Contradictions:
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
         """Return properties of the same size that name the queues of the given entries again.
 
-        Other readable properties are kept if there is space for them. None if the space is too
-        small for the names, or if the entries add no name.
+        Other readable properties are kept if they fit. None if the space is too small for the
+        names, or if the entries add no name.
         """
         # The properties that are still readable.
         own = os.fsdecode(record.topic), record.queue_id
@@ -309,8 +311,8 @@ class Contradictions:
             properties.popitem()
 
     def _says(self, record: Record, row: FoundRow) -> bool:
-        """Return whether the header or the properties of a record name an entry, so that the entry
-        does not contradict the record.
+        """Return whether the record's header or properties name an entry, which then does not
+        contradict it.
         """
         return _says(record, row) or (row.key[0] in self._skipping and any(
             name == row.key[0] and offset > row.queue_offset

@@ -69,10 +69,10 @@ class CopyResult:
 class Copier:
     """Copier of the bytes that our log lacks, from one source after another.
 
-    ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Records in ``ranges``
-    that were rejected earlier are accepted if their bytes are intact; records at the physical
-    ``offsets`` count as damaged from now on. ``strange``: ranges of our log with complete records
-    that are not messages of this log.
+    * ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Rejected records in
+      ``ranges`` are accepted if their bytes are intact. Records at the physical ``offsets`` count
+      as damaged from now on.
+    * ``strange``: ranges of our log with complete records that are not messages of this log.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
@@ -330,8 +330,9 @@ class Copier:
 
 
 def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | None:
-    """Return the part of a range between two physical offsets, which must be starts of frames; None
-    if that part is empty.
+    """Return the part of a range between two physical offsets; None if it is empty.
+
+    The offsets must be starts of frames.
     """
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
@@ -348,9 +349,10 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
 
 
 def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
-    """Remove our doubtful records from the ranges to copy, if the source has a different record
-    with the same position and size; return the remaining ranges. The bytes that are copied before
-    and after such a record may prove it.
+    """Return the ranges to copy without our doubtful records that the source contradicts.
+
+    The source contradicts a record if its own record at that position has the same size but
+    differs. The bytes that are copied before and after our record may prove it.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:

@@ -1,10 +1,9 @@
 """Correct records whose CRC mismatch is explained by one changed bit or byte, or by a torn write.
 
-A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
-commitlog.md §5.4), are corrected if exactly one change makes them match and a false match is
-unlikely. A record stores 31 bits of a CRC, so each change that is tried has a chance of 1 in 2^31
-of matching although the bytes were damaged in another way. If these chances add up to more than
-`MAX_CHANCE`, nothing is corrected unless the content gives more evidence
+A body that does not match its CRC is corrected if exactly one change makes it match. The same
+applies to a record that does not match its appended CRC (5.2.0+, commitlog.md §5.4). A record
+stores 31 bits of a CRC, so each change has a chance of 1 in 2^31 of a false match. If these chances
+add up to more than `MAX_CHANCE`, the content must give more evidence
 (`rmqctl.repair.salvage.contents`):
 
 * If the bytes are text only after the change, only changes near the bytes that are not text count.
@@ -12,16 +11,15 @@ of matching although the bytes were damaged in another way. If these chances add
 * If the body is a zlib stream, the checksum at its end must be right as well.
 
 If complete sectors of a text body are not text, these sectors are the damage, and no change is
-tried. The chances of all records in one repair, including records without a correction, add up to
-at most `MAX_WRONG` (`Chances`).
+tried. The chances of all records in one repair add up to at most `MAX_WRONG` (`Chances`).
 
-In benchmarks/stage_yields.py, 60 of 60 messages with one changed bit in the body are restored, 51
-of 60 with one changed byte, and 43 of 60 with a random value in the body CRC (`damaged_crc`).
+In benchmarks/stage_yields.py, 60 of 60 messages are restored after one changed bit in the body, 51
+of 60 after one changed byte, and 43 of 60 after a random body CRC (`damaged_crc`).
 
 Up to four adjacent damaged bytes are restored only at known positions
-(`rmqctl.repair.salvage.torn`). An appended CRC does not prove the body again: both CRCs have the
-same polynomial, so a change that matches the body CRC matches the appended CRC, too. It only adds
-the 32nd bit of the body CRC, and shows that nothing else is damaged.
+(`rmqctl.repair.salvage.torn`). An appended CRC does not prove the body again, because the two CRCs
+have the same polynomial. It only adds the 32nd bit of the body CRC, and shows that nothing else is
+damaged.
 """
 
 from __future__ import annotations
@@ -64,11 +62,13 @@ _UNPACKED = "the corrected body cannot be decompressed"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A change of a record's bytes at ``position`` from ``before`` to ``after``, with the resulting
-    ``record``.
+    """A change of a record's bytes at ``position`` from ``before`` to ``after``.
 
-    ``what``: the change, in words; ``tried``: number of candidates; ``chance``: chance of a false
-    match among the candidates; ``witnesses``: structures that confirm the change.
+    * ``record``: the changed record.
+    * ``what``: the change, in words.
+    * ``tried``: number of candidates.
+    * ``chance``: chance of a false match among the candidates.
+    * ``witnesses``: structures that confirm the change.
     """
 
     position: int
@@ -197,8 +197,10 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Return whether a record ends with an appended CRC. Up to three bytes of its property name may
-    be damaged: a message that was stored while the feature was off ends with nothing similar.
+    """Return whether a record ends with an appended CRC, whose property name may have three bad
+    bytes.
+
+    A message that was stored while the feature was off ends with nothing similar.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MIN_OF_NAME
@@ -215,8 +217,9 @@ def _name(raw: bytes, record: Record) -> Correction | None:
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
-    """Return the correction of the body CRC field to the CRC of the body if the record then matches
-    its appended CRC; else None.
+    """Return the correction of the body CRC field, or None.
+
+    The field gets the CRC of the body. The record must then match its appended CRC.
     """
     if record.crc_ok:
         return None

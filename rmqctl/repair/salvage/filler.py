@@ -1,17 +1,18 @@
 """Fillers: well-formed records that replace lost messages and fill damaged bytes.
 
 A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch creates the
-consume queue entry of that message again. The body of a row filler consists of one or more zero
-bytes and matches its CRC. A row filler has neither KEYS nor UNIQ_KEY, so it has no index entries.
+consume queue entry of that message again. Its body is one or more zero bytes and matches its CRC.
+Without KEYS and UNIQ_KEY, a row filler has no index entries.
+
 Every other filler has the transaction type ROLLBACK, so no broker creates a consume queue entry or
 index entry for it (recovery.md §6, consumequeue.md §4, index.md §5).
 
 How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
 
-* ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property ``RMQCTL``
-  is ``lost``. 4.9.3 with enableMultiDispatch cannot process a message without any properties
-  (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is omitted only if
-  it does not fit.
+* Ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property ``RMQCTL``
+  is ``lost``. The mark is omitted only if it does not fit: 4.9.3 with enableMultiDispatch cannot
+  process a message without properties (checkMultiDispatchQueue: ``prop == null &&
+  prop.isEmpty()``).
 * ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level forever in 4.9.3
   (parseInt throws, and the task is repeated at the same offset). A message whose REAL_TOPIC is the
   half topic is discarded with an error in the broker's log, and delivery continues. The tags code 0
@@ -22,7 +23,7 @@ How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
   this body, getLong returns -1, which is smaller than any offset, so the op counts as done.
 * ``rmq_sys_wheel_timer`` (5.x): a message without TIMER_OUT_MS stops enqueueing forever. A message
   whose time is 0 is delivered immediately, and TIMER_DEL_UNIQKEY makes doPut drop it.
-* batch queues: the filler has INNER_NUM, INNER_BASE and the flag INNER_BATCH. The flag NEED_UNWRAP
+* Batch queues: the filler has INNER_NUM, INNER_BASE and the flag INNER_BATCH. The flag NEED_UNWRAP
   is not set, so clients do not unwrap the body.
 """
 
@@ -96,10 +97,11 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """Content of a row filler. The first of ``rows`` is the entry of its own queue, the others are
-    entries of further queues.
+    """Content of a row filler.
 
-    ``batch``: number of queue offsets that the filler covers in a batch queue; 0 for a plain queue.
+    * ``rows``: first the entry of its own queue, then entries of further queues.
+    * ``batch``: number of queue offsets that the filler covers in a batch queue; 0 for a plain
+      queue.
     """
 
     rows: tuple[FillerEntry, ...]
@@ -145,10 +147,10 @@ class Filler:
         return magic_for(self.topic)
 
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
-        """Return the record of ``size`` bytes for the physical offset ``physical``, as parts at
-        positions relative to its start.
+        """Return the record of ``size`` bytes, as parts at positions relative to its start.
 
-        ``time``: store time (ms). Raises: ValueError if ``size`` is less than `tight`.
+        ``physical``: its physical offset; ``time``: its store time (ms). Raises: ValueError if
+        ``size`` is less than `tight`.
         """
         if size < self.tight(style):
             raise ValueError(f"{size} bytes are too few for a filler of {self.rows[0].topic}")
@@ -165,12 +167,12 @@ class Filler:
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
                 time: Array, style: Style) -> tuple[Array, Array]:
-        """Return (headers, ends) of many records of this topic, as uint8 arrays with one record per
-        line; the bytes between header and end of a record are zeros.
+        """Return (headers, ends) of many records of this topic: uint8 arrays with one record per
+        line.
 
-        Only for a filler with a single entry, in a plain queue; the arguments have one value per
-        record. All sizes must be at least `least`; either all must be at least `wanted`, or all
-        must be less.
+        Between header and end, a record has only zeros. The filler must have a single entry, in a
+        plain queue. The arguments have one value per record. All sizes must be at least `least`,
+        and either all or none must be at least `wanted`.
         """
         values = self.required
         if int(size.min()) >= self.wanted(style):

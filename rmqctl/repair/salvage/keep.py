@@ -47,8 +47,9 @@ _MAX_PROPERTIES = (1 << 15) - 1
 
 
 class KeptRecord(NamedTuple):
-    """A record that is delivered with its damage, as marked bytes (``content``). ``how``: in words,
-    what was dropped or shortened to make space for the mark.
+    """A record that is delivered with its damage, as marked bytes (``content``).
+
+    ``how``: in words, what was dropped or shortened to make space for the mark.
     """
 
     physical: int
@@ -180,9 +181,9 @@ def _deliverable(record: Record, generation: int) -> bool:
 
 
 def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
-    """Return whether the record's consume queue entry, or a gap in its queue, confirms that this
-    message belongs to this position of the log. A record that gets no entry is confirmed if no
-    entry points to it.
+    """Return whether a consume queue entry, or a gap in the queue, confirms the record's position.
+
+    A record that gets no entry is confirmed if no entry points to it.
     """
     if not sysflag.has_consume_queue_row(record.sys_flag):
         return not rows
@@ -195,8 +196,7 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Return whether ``ours`` is the message ``theirs`` as an earlier repair kept it, with its
-    damage.
+    """Return whether ``ours`` is the damaged message ``theirs`` as an earlier repair kept it.
 
     Such a repair changes flags and body, and drops some properties. The properties that it adds
     name the same further queue entries or protect a broker from harm.

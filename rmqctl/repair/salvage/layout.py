@@ -68,8 +68,11 @@ class FillSpan:
 
 
 class Filling:
-    """The fillers of one span. ``left``: messages that do not fit; ``short``: see `fill`.
-    ``unnamed``: number of fillers that represent no known message.
+    """The fillers of one span.
+
+    * ``left``: messages that do not fit.
+    * ``short``: see `fill`.
+    * ``unnamed``: number of fillers that represent no known message.
     """
 
     def __init__(self, span: FillSpan, style: Style) -> None:
@@ -105,8 +108,10 @@ class Filling:
                 self._widen(number, item)
 
     def _widen(self, number: int, item: FilledMessage) -> None:
-        """Enlarge an item by one byte for its body, from free space next to it or from a
-        neighbouring item. An item between two intact messages cannot be enlarged.
+        """Enlarge an item by one byte for its body. An item between two intact messages cannot be
+        enlarged.
+
+        The byte is taken from free space next to the item, or from a neighbouring item.
         """
         items, span = self.span.items, self.span
         before = items[number - 1] if number else None
@@ -126,8 +131,9 @@ class Filling:
             before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the item after the gap, start, end) for each gap in the span, from
-        before the first item to after the last.
+        """Yield (number of the item after the gap, start, end) for each gap in the span.
+
+        The gaps before the first item and after the last item are included.
         """
         position = self.span.start
         for number, item in enumerate(self.span.items):
@@ -143,8 +149,8 @@ class Filling:
         """Place messages of unknown physical offset in the gaps; return the messages that do not
         fit.
 
-        ``waiting``: the messages, sorted by the order in which they must be placed; messages of one
-        queue keep their order.
+        ``waiting``: the messages, in the order in which they must be placed. Messages of one queue
+        keep their order.
         """
         placed: list[FilledMessage] = []
         done = 0

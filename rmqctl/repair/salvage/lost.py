@@ -1,8 +1,7 @@
-"""Collect the lost messages that entries, damaged records and gaps in queue offsets show, each
-message once.
+"""Collect the lost messages that entries, damaged records and gaps in queue offsets show.
 
-`Collector` finds the messages that get a filler; `lost_messages` lists all lost messages for the
-user, with everything that is known of each.
+Each message counts once. `Collector` finds the messages that get a filler. `lost_messages` lists
+all lost messages for the user, with everything that is known of each.
 """
 
 from __future__ import annotations
@@ -189,11 +188,11 @@ class Collector:
                                    start + size)
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
-        """Return the missing consume queue entries that a damaged record names. If the entry of its
-        own queue is not missing, return no entries.
+        """Return the missing consume queue entries that a damaged record names.
 
-        ``foreign``: whether the record's physicalOffset names another position. If so, only entries
-        that are missing between two messages of their queue count.
+        None are returned if the entry of its own queue is not missing. ``foreign``: whether the
+        record's physicalOffset names another position. Then only entries that are missing between
+        two messages of their queue count.
         """
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
@@ -328,9 +327,10 @@ def _between(time: int | None, region: Region) -> int | None:
 class LostMessages(NamedTuple):
     """The lost messages for the user.
 
-    ``listed``: the first `MAX_LISTED` messages; ``total``: number of all messages. ``once``: number
-    of messages known only from the index that may be the same as messages known only from gaps;
-    ``total`` counts them only once.
+    * ``listed``: the first `MAX_LISTED` messages.
+    * ``total``: number of all messages.
+    * ``once``: number of messages known only from the index that may be the same as messages known
+      only from gaps. In ``total``, each counts once.
     """
 
     listed: tuple[Lost, ...]
@@ -406,10 +406,11 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: Kn
             lost: int, homeless: int, unnamed: int) -> Dropped:
     """Return the lost messages and skipped records that no filler represents.
 
-    ``left_out``: (physical offset, size) of skipped records; ``lost``: number of lost messages;
-    ``homeless``: number of messages without space for a filler; ``unnamed``: number of fillers that
-    represent no known message. Each such filler counts as the replacement of one of the other
-    losses.
+    * ``left_out``: (physical offset, size) of skipped records.
+    * ``lost``: number of lost messages.
+    * ``homeless``: number of messages without space for a filler.
+    * ``unnamed``: number of fillers that represent no known message. Each of them counts as the
+      replacement of one of the other losses.
     """
     filled = losses.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in losses.filled
@@ -474,9 +475,10 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
-    """Return the store times (ms) of the intact messages before and after a lost message. That
-    message was at the physical offset ``physical`` or, if this is unknown, in the range ``(low,
-    high)``.
+    """Return the store times (ms) of the intact messages before and after a lost message.
+
+    ``physical``: the physical offset of the lost message. If it is None, the lost message was in
+    the range ``(low, high)``.
     """
     if physical is not None:
         number = bisect_right(starts, physical) - 1

@@ -1,10 +1,11 @@
 """Find the part of a damaged stretch of our log in which the source's log is proven to be the same.
 
 A *stretch* is a part of our log without intact records. If two records are equal in both logs, the
-bytes between these records were equal, too. If an equal record exists on only one side of the
-stretch (because the start or end of our log is lost, or the source begins or ends in the stretch),
-our consume queues, our index and the remains of the damaged records show how far the logs are
-equal.
+bytes between these records were equal, too.
+
+The start or end of our log may be lost, or the source may begin or end in the stretch. Then only
+one side of the stretch has an equal record. Our consume queues, our index and the remains of the
+damaged records show how far the logs are equal.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Proven:
     """The part ``[start, end)`` of a stretch in which the source's log is proven to be the same as
     ours.
 
-    ``before``, ``after``: physical offsets of the equal messages before and after the stretch; None
-    if no such message exists. ``words``: the proof in words.
+    * ``before``, ``after``: physical offsets of the equal messages before and after the stretch;
+      None if no such message exists.
+    * ``words``: the proof in words.
     """
 
     start: int
@@ -113,7 +115,7 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, r
 
     It does if no equal message follows and queue offsets of the source's messages in the stretch
     belong to other messages in our log (``runs``). A single such queue offset may be due to a
-    flipped bit, unless the remains of our log in the stretch contradict the source as well.
+    flipped bit. It counts only if the remains of our log in the stretch also contradict the source.
     """
     if stretch.end == ENDLESS or comparison.equal.behind(stretch.end) is not None:
         return False
@@ -133,14 +135,15 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, r
 
 def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
          stretch: EmptyRange, equal_end: int) -> int:
-    """Return the physical offset up to which, from the start of a stretch, the source's log is
-    proven to be the same as ours.
+    """Return the physical offset up to which the source's log is proven to be the same in a
+    stretch.
 
-    It is `ENDLESS` if the rest of the source's log can be copied, as a slave copies its master's
-    log. For this, three things must be true: the stretch reaches the end of our log; nothing of our
-    log, consume queues or index is left after the proven end; our last message is equal in the
-    source, so that the logs did not diverge before. ``equal_end``: end of the equal range before
-    the stretch.
+    ``equal_end``: end of the equal range before the stretch. The result is `ENDLESS` if the rest of
+    the source's log can be copied, as a slave copies its master's log. That requires three things:
+
+    * The stretch reaches the end of our log.
+    * Nothing of our log, consume queues or index is left after the proven end.
+    * Our last message is equal in the source, so the logs did not diverge before.
     """
     _begun(parts, source, comparison, stretch)
     end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
@@ -157,8 +160,9 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
            stretch: EmptyRange) -> None:
-    """Compare the headers of our torn or damaged records with those of the source's records; add
-    the records that agree, and those that contradict, to ``stretch``.
+    """Compare the headers of our torn or damaged records with those of the source's records.
+
+    Records that agree, and records that contradict, are added to ``stretch``.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:

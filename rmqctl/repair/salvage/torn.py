@@ -52,9 +52,11 @@ class TornRange(NamedTuple):
 class Content:
     """The bytes of a record in which a run is searched for: ``data``, covered by a CRC.
 
-    ``physical``: physical offset of the bytes; ``behind``: number of covered bytes after them.
-    ``properties``: whether they are the properties string. ``share``: share of wrong changes that
-    later checks do not detect. ``seed``: for random samples.
+    * ``physical``: physical offset of the bytes.
+    * ``behind``: number of covered bytes after them.
+    * ``properties``: whether ``data`` is the properties string.
+    * ``share``: share of wrong changes that later checks do not detect.
+    * ``seed``: for random samples.
     """
 
     data: bytes
@@ -68,8 +70,9 @@ class Content:
 class TornBytes(NamedTuple):
     """A solution: the original bytes ``after`` at ``position``, in the run ``place``.
 
-    ``tried``: number of candidates; ``weight``: number of candidates that other evidence does not
-    exclude; ``witnesses``: that evidence, in words.
+    * ``tried``: number of candidates.
+    * ``weight``: number of candidates that other evidence does not exclude.
+    * ``witnesses``: that evidence, in words.
     """
 
     place: TornRange
@@ -81,12 +84,12 @@ class TornBytes(NamedTuple):
 
 
 def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[TornBytes]]:
-    """Yield lists of solutions, one list for each group of equally certain positions, the most
-    certain group first.
+    """Yield lists of solutions, one list per group of equally certain positions, most certain
+    first.
 
-    ``syndromes``: possible differences between the computed and the stored CRC. ``most``: limit for
-    the weight of all candidates. The search ends above this limit, unless the positions are known
-    because bytes of a text are not text.
+    * ``syndromes``: possible differences between the computed and the stored CRC.
+    * ``most``: limit for the weight of all candidates. Above this limit the search ends, unless
+      bytes of a text that are not text show the positions.
     """
     # Only in a text, bytes that are not text show the damage.
     odd = odd_bytes(content.data, properties=content.properties)
@@ -151,8 +154,9 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[T
 
 
 class _Candidates:
-    """The candidates for the original bytes of one run. ``counts``: number of times that each byte
-    value occurs in the text; None if the content is not text.
+    """The candidates for the original bytes of one run.
+
+    ``counts``: how often each byte value occurs in the text; None if the content is not text.
     """
 
     def __init__(self, content: Content, place: TornRange, counts: Array | None) -> None:
@@ -185,6 +189,7 @@ class _Candidates:
 
     def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
         """Yield the candidates that make the CRC match and, in a text, leave only bytes of text.
+
         ``narrow``: only candidates whose byte values all occur elsewhere in the text.
         """
         covered = len(self._content.data) + self._content.behind

@@ -2,20 +2,19 @@
 
 A broker copies bodies: a half message into the message that commits it, a message into its retries
 and dead letters. Equal unique keys, lengths and CRCs do not prove that a message is a copy, because
-any producer can choose key and length, and compute the CRC. Only these references are proof,
-because other producers cannot write them:
+a producer can choose or compute all three. Only these references are proof, because no producer can
+write them:
 
-* the damaged message refers to its half message in preparedTransactionOffset, which the broker
-  writes, by its physical offset or by its queue offset in the half topic;
-* the damaged message names its original (ORIGIN_MESSAGE_ID among its own properties);
-* an intact message refers to the damaged message as its half message; a broker builds such a
-  message from the half message.
+* The damaged message refers to its half message in preparedTransactionOffset, by physical offset or
+  by queue offset in the half topic.
+* The damaged message names its original (ORIGIN_MESSAGE_ID among its own properties).
+* An intact message refers to the damaged message as its half message.
 
 A delayed or timed message and its delivery do not refer to each other, so no body is copied between
 them. Outside of one damaged run, every byte of the damaged body must equal the copy's.
 
-With 2 to 512 damaged bytes in the body, 18 of 60 messages are restored in stores with transactions,
-and none of 60 in stores with delayed messages (all stores were written by the engine).
+With 2 to 512 damaged bytes in the body, 18 of 60 messages are restored in generated stores with
+transactions. In stores with delayed messages, none of 60 is restored.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ _MAX_LOOKUPS, _MAX_ENTRIES = 1000, 64
 class Twin(NamedTuple):
     """A damaged record, restored with the body of its twin.
 
-    ``content``, ``record``: the restored record, as bytes and decoded; ``place``: physical offset
-    of the twin; ``reason``: the proof in words.
+    * ``content``, ``record``: the restored record, as bytes and decoded.
+    * ``place``: physical offset of the twin.
+    * ``reason``: the proof in words.
     """
 
     content: bytes
@@ -94,8 +94,9 @@ class Twins:
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:
-        """Yield physical offsets at which the twin may be, from references of the record and from
-        index entries with its unique key.
+        """Yield physical offsets at which the twin may be.
+
+        They are from references of the record, and from index entries with its unique key.
         """
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset

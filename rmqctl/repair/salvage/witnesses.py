@@ -54,7 +54,9 @@ class Witnesses:
 
     def of_record(self, place: int, after: bytes) -> RecordEvidence | None:
         """Return the evidence for the record ``after``, which the plan writes to physical offset
-        ``place``; None if it is not a record for that offset. Raises: StoreIOError.
+        ``place``.
+
+        None if ``after`` is not a record for that offset. Raises: StoreIOError.
         """
         record = _decoded(after)
         if record is None or record.physical_offset != place:
@@ -77,8 +79,9 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Return the evidence for a range that is put back: the numbers of consume queue entries
-        and index entries that point into this range.
+        """Return the evidence for a range that is put back.
+
+        It is the numbers of consume queue entries and index entries that point into this range.
         """
         witness = self._parts[0].witness
         if witness is None:

@@ -15,7 +15,7 @@ _PIECE = UNIT_SIZE << 14
 class BatchQueue:
     """The entries of a batch consumequeue, each of which covers several queue offsets. Read-only.
 
-    A queue has few files, and they are small (13.8 MB), so an entire file is read at a time.
+    Files are read completely: a queue has few of them, and they are small (13.8 MB).
     """
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
@@ -65,8 +65,9 @@ class BatchQueue:
         return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
 
     def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
-        """Return (min offset, max offset) of the queue; (0, 0) if the queue is empty. The min
-        offset is that of the first entry whose record has not expired.
+        """Return (min offset, max offset) of the queue; (0, 0) if the queue is empty.
+
+        The min offset is that of the first entry whose record has not expired.
         """
         rows = self.all_used(log_end)
         if not len(rows):

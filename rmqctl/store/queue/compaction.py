@@ -1,9 +1,8 @@
-"""The compaction store of one queue (5.1+): a log with only the kept messages, and a sparse index
-of that log.
+"""The compaction store of one queue (5.1+): a log of the kept messages, and its sparse index.
 
 spec: timer-and-others-5x.md §2. A broker reads the messages of compacted topics only from this
 store (`DefaultMessageStore.getMessage`), even before the first compaction. The commitlog contains
-their messages until it expires, including superseded messages and messages without keys.
+all their messages until it expires, including superseded ones and messages without keys.
 """
 
 from __future__ import annotations
@@ -123,8 +122,9 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """Yield the messages in ``[start, end)`` of the compaction log, in batches. An entry that
-        points to no message of the queue is reported as a damaged span of its batch.
+        """Yield the messages in ``[start, end)`` of the compaction log, in batches.
+
+        An entry that points to no message of the queue is reported as a damaged span of its batch.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -155,8 +155,9 @@ def served_queues(store: Store) -> Iterator[tuple[str, int]]:
 
 
 def is_served(store: Store, topic: str, queue_id: int) -> bool:
-    """Return whether a broker reads a queue from its compaction log. Without a topic configuration,
-    it does if the folder of the compaction log exists.
+    """Return whether a broker reads a queue from its compaction log.
+
+    Without a topic configuration, a broker does if the folder of the compaction log exists.
     """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return False

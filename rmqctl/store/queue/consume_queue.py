@@ -27,9 +27,10 @@ _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Bytes of a file's first page, and of the first read at its start."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""For files whose end was found by sampling. ``_LAST``: number of bytes before that end which are
-read to check it. ``_PROBES``: number of units that each step of a search for a physical offset
-reads at once.
+"""Limits for files whose end was found by sampling.
+
+* ``_LAST``: number of bytes before that end which are read to check it.
+* ``_PROBES``: number of units that each step of a search for a physical offset reads at once.
 """
 MAX_OPEN = 128
 """Maximum number of queues that keep a file open: a process may have only 1,024 descriptors."""
@@ -79,9 +80,10 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """Return entries for readers that continue after damage; entries in a damaged block are
-        returned as zeros. If the entries have store times, as in RocksDB, these are the last field
-        (``store_timestamp``, ms).
+        """Return entries for readers that continue after damage.
+
+        Entries in a damaged block are returned as zeros. Entries in RocksDB have store times, in
+        the last field (``store_timestamp``, ms).
         """
         return self.units(first, count)
 
@@ -117,8 +119,9 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """The ranges (first, end) of queue offsets that a broker checks separately: one range for
-        each file, or a single range if the queue has no files.
+        """The ranges (first, end) of queue offsets that a broker checks separately.
+
+        Each file is one range. A queue without files is a single range.
         """
         raise NotImplementedError
 
@@ -167,15 +170,14 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def cut_at(self, log_end: int) -> int | None:
-        """Return the end to which a broker resets a queue in RocksDB when it truncates the log at
-        ``log_end``; None if the broker does not change the queue.
+        """Return the end to which a broker resets a queue in RocksDB when it truncates the log.
+
+        ``log_end``: the new end of the log. None if the broker does not change the queue.
         """
         raise NotImplementedError
 
     def filler_end(self) -> int:
-        """Return the queue offset of the first entry that is not a padding entry (a placeholder for
-        an entry that was never written).
-        """
+        """Return the queue offset of the first entry that is not a padding entry."""
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
         for first, rows in self.pages(self.first_index, self.written):
             other = np.flatnonzero(rows != filler)
@@ -184,15 +186,16 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """Return the min offset by a broker's rule for a log that begins at ``log_min``: the queue
-        offset of the first entry before ``end`` whose record has not expired. ``generation``: 4 or
-        5.
+        """Return the min offset by a broker's rule for a log that begins at ``log_min``.
+
+        It is the queue offset of the first entry before ``end`` whose record has not expired.
+        ``generation``: 4 or 5.
         """
         raise NotImplementedError
 
     def max_physical(self, end: int) -> int:
-        """Return the physical offset after the record of entry ``end - 1``, up to which the log was
-        dispatched; -1 if that entry does not exist.
+        """Return the physical offset up to which the log was dispatched: the end of the record of
+        entry ``end - 1``. -1 if that entry does not exist.
         """
         last = self.unit(end - 1) if end > 0 else None
         return last.physical_offset + last.size if last is not None and last.is_valid else -1
@@ -216,8 +219,8 @@ class FileQueue(ConsumeQueue):
         self._valid: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
-        """The first and the last entry, by queue offset, once they have been found. A broker may
-        have many queues, and from most queues only these two entries are read.
+        """The queue's first and last entry, by queue offset, once found. From most queues of a
+        broker, only these two entries are read.
         """
         self._rows: dict[int, bytes] = {}
         """All entries of each file that has only a few entries, by the file's number. If a broker
@@ -307,8 +310,9 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """The end of the queue according to a broker's recovery, which reads only the last three
-        files, unit by unit, up to the first invalid unit.
+        """The end of the queue according to a broker's recovery.
+
+        A recovery reads only the last three files, unit by unit, up to the first invalid unit.
         """
         if self._written is None:
             self._written = self._find_written()
@@ -347,8 +351,8 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _sampled(self, source: FileSource) -> int:
-        """Return the length in bytes of the valid units at the start of a file whose end was found
-        by sampling; 0 if the file must be read.
+        """Return the length in bytes of the valid units at the start of a sampled file; 0 if the
+        file must be read.
         """
         end = source.sampled_end
         if end is None or end <= 2 * _LAST:
@@ -408,9 +412,10 @@ class FileQueue(ConsumeQueue):
         return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
-        """Return the entry at a byte offset of the queue, from the page around it, which is cached.
-        If the page has no valid entry at that offset, return None: the entry may have been written
-        since the page was read.
+        """Return the entry at a byte offset of the queue, from the cached page around this offset.
+
+        None if the page has no valid entry there: the entry may have been written after the page
+        was read.
         """
         number = bisect_right(self._bases, at) - 1
         position = at - self._bases[number] if number >= 0 else -1
@@ -482,8 +487,9 @@ class FileQueue(ConsumeQueue):
         return first if log_min == 0 else self._corrected(first, end, log_min, generation)
 
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
-        """Return the result of a broker's correctMinOffset: within the first file, the queue offset
-        of the first entry whose record has not expired.
+        """Return the result of a broker's correctMinOffset.
+
+        It is the queue offset of the first entry in the first file whose record has not expired.
         """
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
@@ -497,9 +503,11 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Return the range of entries of the first file in which to search for the first entry at
-        or after ``log_min``. The range is the entire file, except for a sampled file: its entries
-        are assumed to be in the order of the log, and bisection narrows the range.
+        """Return the range of entries of the first file that must be read to find ``log_min``.
+
+        It includes the first entry at or after ``log_min``. For a sampled file, the entries are
+        assumed to be in the order of the log, and bisection narrows the range. For other files, it
+        is the entire file.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end
@@ -536,8 +544,9 @@ def _leading(data: bytes) -> int:
 
 
 def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
-    """Return the length in bytes of the valid units at the start of a consume queue file. If it is
-    at most ``room``, the units are added to ``kept``.
+    """Return the length in bytes of the valid units at the start of a consume queue file.
+
+    If this length is at most ``room``, the units are added to ``kept``.
     """
     # Zeros follow the data, and a zero unit is invalid: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)

@@ -19,17 +19,17 @@ _SPARSE = 1 << 12
 
 
 def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int) -> LightQueues:
-    """Return the light queues of a store, from its plain ``queues`` and the known ``settings`` of
-    its broker (named as in `Settings`).
+    """Return the light queues of a store, from its plain ``queues`` and its broker's known
+    ``settings``.
 
-    If the settings are known, they determine the result; otherwise it is derived from the files.
+    ``settings``: named as in `Settings`. If they are unknown, the result is derived from the files:
 
-    If multi-dispatch is off, a broker writes no further entries for light queues. If that setting
-    is unknown, a 5.x store with queues but without light queues may belong to a broker with only
-    enableLmq, which assigns queue offsets in light queues but writes no entries. In a store with
-    light queues, the setting may have changed at any time: even if it is on now, it may have been
-    off when a message arrived. If no queue has any entries, the entries of light queues are also
-    lost.
+    * If multi-dispatch is off, a broker writes no further entries for light queues.
+    * A 5.x store with queues but without light queues may belong to a broker with only enableLmq.
+      Such a broker assigns queue offsets in light queues but writes no entries.
+    * In a store with light queues, the setting may have changed at any time. Even if it is on now,
+      it may have been off when a message arrived.
+    * If no queue has any entries, the entries of light queues are also lost.
     """
     lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
@@ -43,8 +43,9 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
-    """Return a boolean array: whether the entry of a plain queue at each of the queue offsets
-    ``offset`` points to the corresponding element of ``physical``.
+    """Return, as a boolean array, whether each entry of a plain queue points to the given position.
+
+    ``offset``: queue offsets of the entries; ``physical``: the expected physical offsets.
     """
     is_leading: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)

@@ -156,11 +156,11 @@ class BatchRows:
 
 def _may_have(codes: Array, tags: Collection[int]) -> Array:
     """Return a boolean array: whether the message of each row may have a tag with one of these
-    hashes, according to the row's tags code.
+    hashes.
 
-    A code that is not a hash is a time or an address in ConsumeQueueExt. A code that no other row
-    of the page has may be damaged. In both cases the result is true, so that the message itself is
-    read and checked.
+    The result for a row is false only if its tags code is another hash. If no other row of the page
+    has that code, the code may be damaged, and the result is true. The caller reads and checks the
+    messages.
     """
     codes = codes.astype(np.int64)
     order = np.argsort(codes, kind="stable")

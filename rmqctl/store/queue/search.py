@@ -1,8 +1,8 @@
 """Search in a consume queue of a store or of a tier, by physical offset or by time.
 
-Both kinds of queue have a 20-byte unit for each queue offset, with the physical offset, size and
-tags code of a message. The messages are in the log in the order of the queue, which is nearly the
-order of their store times. So the search for an offset or a time is a bisection.
+In both kinds of queue, each queue offset has a 20-byte unit: physical offset, size and tags code of
+a message. Messages are in the log in the order of their queue, and nearly in the order of their
+store times. So a bisection finds an offset or a time.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ class QueueUnits(Protocol):
 
 
 def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
-    """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it;
-    if there is none, ``high`` (or ``low``, if it is greater).
+    """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it.
 
-    ``gap``: the physical offset to assume for a queue offset without a unit: -1 or `LAST`.
-
-    Raises: StoreIOError.
+    Without such a unit, the greater of ``low`` and ``high`` is returned. ``gap``: the physical
+    offset to assume for a queue offset without a unit: -1 or `LAST`. Raises: StoreIOError.
     """
     def leads_to(queue_offset: int) -> int:
         unit = queue.unit(queue_offset)
@@ -52,9 +50,9 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
     """Return the first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or
     later; ``high`` if there is none.
 
-    ``time_of`` returns the store time of the message at a queue offset; None if the message cannot
-    be read. Instead of an unreadable message, the next readable one is used; at most ``patience``
-    messages are tried.
+    * ``time_of``: returns the store time of the message at a queue offset, or None if that message
+      cannot be read.
+    * ``patience``: maximum number of messages to try in place of an unreadable one.
     """
     while low < high:
         middle = (low + high) // 2
@@ -71,14 +69,12 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return the physical offset of a queue's first message (queue offset 0), or 0 if it is
-    uncertain.
+    """Return the physical offset of a queue's first message (queue offset 0), or 0 if uncertain.
 
-    When a topic is deleted, its consume queues are deleted too; its messages stay in the log until
-    they expire. If the topic is created again, its queue offsets start from 0, and the log may have
-    two messages with the same queue offset. The messages of a queue are in the order of their queue
-    offsets, so all messages before the one with queue offset 0 belong to the deleted queue. No
-    checksum covers these fields, so the result counts only if entry and message match.
+    If a topic is deleted and created again, its queue offsets start from 0 again. Messages of the
+    deleted topic stay in the log until they expire, and all of them are before the returned offset.
+
+    No checksum covers these fields, so the result counts only if entry and message match.
     """
     try:
         unit = queue.unit(0)

@@ -33,11 +33,10 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """The next queue offset of one queue, according to the log and according to its consume queue;
-    each is None if unknown.
+    """The next queue offset of one queue, according to the log and according to its consume queue.
 
-    ``expired``: whether the start of the log has expired, so that the log need not contain a
-    message of every queue.
+    Each is None if unknown. ``expired``: whether the start of the log has expired. The log may then
+    lack messages of some queues.
     """
 
     topic: str
@@ -64,9 +63,9 @@ class TableRow:
     def next_offset(self, source: Source = "log") -> int | None:
         """Return the queue's next offset according to a source.
 
-        If all messages of a queue have expired, the log cannot determine the offset, and the offset
-        of the consume queue is used. For ``both``, the greater offset is returned, so that no
-        offset is assigned twice.
+        If all messages of a queue have expired, the log does not show the offset, and the offset of
+        the consume queue is used. For ``both``, the result is the greater offset, so no offset is
+        assigned twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue

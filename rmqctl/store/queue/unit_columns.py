@@ -1,9 +1,9 @@
 """Entries of consume queue files and of index files as Arrow record batches.
 
 Each function reads a range of entries of one file as rows, in batches of limited size, with the
-requested columns. Values that the path of the file determines (store, topic, queue id, file name)
-are not included. Bytes are not validated. A file that is too short has fewer rows; an incomplete
-row at its end is omitted. An unreadable file raises StoreIOError.
+requested columns. The columns do not include values that the path determines: store, topic, queue
+id, file name. Bytes are not validated. A file that is too short has fewer rows; an incomplete row
+at its end is omitted. An unreadable file raises StoreIOError.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ ROWS = 100_000
 
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield the used rows among rows ``[start, end)`` of a consume queue file (20-byte units,
-    counted from 0).
+    """Yield the used rows among rows ``[start, end)`` of a consume queue file.
 
-    Used rows are all rows except zeros and padding entries; damaged rows are included. Columns:
-    `QUEUE_COLUMNS`.
+    Rows have 20 bytes and are counted from 0. All rows except zeros and padding entries are used,
+    including damaged rows. Columns: `QUEUE_COLUMNS`.
     """
     first = file.base // consume_queue.UNIT_SIZE
     with file.open() as source:

@@ -26,16 +26,16 @@ _TRIES, _PAUSE = 4, 0.05
 broker deletes them. ``_PAUSE``: seconds between two attempts.
 """
 _OPEN_TABLES = 500
-"""Maximum number of open tables. Tables are kept open because a running broker may delete them, and
-a deleted table cannot be opened again.
+"""Maximum number of open tables. They stay open because a running broker may delete their files,
+and a deleted file cannot be opened again.
 """
 
 
 class Database(Closing):
     """A database opened for reading. Use `open`; it is a context manager.
 
-    ``families``: the names of its column families. ``damage``: sentences about damage in parts of
-    the database; all other parts are read.
+    * ``families``: the names of its column families.
+    * ``damage``: sentences about damage in parts of the database; all other parts are read.
     """
 
     def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
@@ -110,8 +110,8 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the items of `items` as a list, which is several times faster. Use this method
-        only for ranges that are known to be small.
+        """Return the items of `items` as a list. This is several times faster, but needs memory for
+        all items, so use it only for small ranges.
         """
         if family not in self.families:
             return []
@@ -191,11 +191,10 @@ class Database(Closing):
 
 
 class Cursor:
-    """A position among the keys of a family; ``key`` is None after the last key and before the
-    first one.
+    """A position among the keys of a family.
 
-    The methods raise FormatError at a damaged block. To continue after the block, create a new
-    cursor.
+    ``key`` is None after the last key and before the first one. The methods raise FormatError at a
+    damaged block. To continue after the block, create a new cursor.
     """
 
     def __init__(self, cursor: Any, telling: Callable[[str], AbstractContextManager[None]],

@@ -195,10 +195,12 @@ def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
     """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
-    A record of a type that a broker never writes would make the library read forever, and a record
-    that is too large would take all memory. The copy of a log is truncated at such a record; in a
-    MANIFEST, it raises FormatError. If a MANIFEST ends within a record, this is added to
-    ``damage``, because the library loses that record without reporting it.
+    A record of a type that a broker never writes would make the library read forever. A record that
+    is too large would take all memory. The copy of a log is truncated at such a record; in a
+    MANIFEST, the record raises FormatError.
+
+    If a MANIFEST ends within a record, this is added to ``damage``, because the library loses that
+    record without reporting it.
     """
     start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:

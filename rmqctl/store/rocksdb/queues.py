@@ -1,9 +1,8 @@
-"""Consume queues in RocksDB: the queues of a database, and the rows of one queue (spec: rocksdb.md
-§2-§5).
+"""Consume queues in RocksDB: the queues of a database, and the rows of one queue.
 
-A broker writes rows, and for each queue a note of its last row ("max"). To truncate a queue, it
-only resets "max" and does not delete rows. So rows after "max" may be outdated; they count only if
-they point to their message.
+spec: rocksdb.md §2-§5. A broker writes rows, and for each queue a note of its last row ("max"). To
+truncate a queue, a broker only resets "max" and does not delete rows. So rows after "max" may be
+outdated, and count only if they point to their message.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class RocksQueues(Closing):
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
         """For each queue: its existing entries (`MAX`, `MIN`) in the offset family."""
         self.checkpoint = 0
-        """The physical offset up to which the rows were written: the end of the last record of the
-        last batch of rows; 0 if the database does not contain it.
+        """The physical offset up to which the rows were written, which is the end of the last
+        record in the last batch of rows. 0 if the database does not contain this offset.
         """
         is_complete = self._read_offsets()
         with_rows = self._pass_rows()
@@ -437,9 +436,10 @@ class RocksQueue(ConsumeQueue):
         return last.queue_offset + 1 if cut is None else cut
 
     def cut_at(self, log_end: int) -> int | None:
-        """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that points exactly to
-        ``log_end`` ends the search at once, and the result is the last row found before (spec:
-        rocksdb.md §4).
+        """Search as RocksDBConsumeQueueTable.binarySearchInCQ does (spec: rocksdb.md §4).
+
+        A row that points exactly to ``log_end`` ends the search at once. The result is after the
+        last row found before.
         """
         last_before: int | None = None
         low = 0 if self.least is None else self.least.queue_offset

@@ -30,9 +30,12 @@ _OFFSET = 8  # bytes at the end of a key
 
 
 class Ends(NamedTuple):
-    """The ends of a queue. ``first`` and ``last``: the queue offsets of its first and last row.
-    ``[begin, stop)``: the positions of its rows among the rows in memory; empty if the rows of the
-    queue are not kept in memory. ``value``: the last row, if the rows are not kept in memory.
+    """The ends of a queue.
+
+    * ``first``, ``last``: the queue offsets of its first and last row.
+    * ``value``: the last row, if the rows are not kept in memory.
+    * ``begin``, ``stop``: the positions ``[begin, stop)`` of its rows among all rows in memory;
+      empty if the rows are not kept in memory.
     """
 
     first: int

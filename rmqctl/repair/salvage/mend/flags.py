@@ -2,28 +2,25 @@
 
 Each group of flags is derived from separate evidence:
 
-* the widths of the hosts (IPv4 or IPv6): with the right widths the lengths add up to the record's
-  size, the body matches its CRC, both ports are valid, and the store time is between those of the
-  neighbouring messages;
-* the transaction: only plain and committed messages have a consume queue entry, only committed and
-  rolled back messages refer to a half message, only half messages have the property TRAN_MSG;
-* the compression: a body that no codec decodes is not compressed. A body that a codec decodes may
-  still be what the producer sent; if the message ends a transaction, its half message has the same
-  body and valid flags;
-* multi tags and inner batches: only values that other messages of the log have; a batch has the
-  property INNER_NUM.
+* Widths of the hosts (IPv4 or IPv6): with the right widths, the lengths add up to the record's size
+  and the body matches its CRC. Ports and store time are valid, too.
+* Transaction: only plain and committed messages have a consume queue entry. Only committed and
+  rolled back messages refer to a half message. Only half messages have the property TRAN_MSG.
+* Compression: a body that no codec decodes is not compressed. A body that a codec decodes may still
+  be what the producer sent, unless the message's half message has the same body.
+* Multi tags and inner batches: only values that other messages of the log have are possible. A
+  batch has the property INNER_NUM.
 
-If the record has an appended CRC, which covers the flags, every combination is tried instead, and
-exactly one must match.
+If the record has an appended CRC, which covers the flags, every combination is tried instead.
+Exactly one must match.
 
 If only one combination is possible, the flags are restored. If several are possible, hosts and
-transaction are restored, and bits that no release uses are kept, so that `verify` still reports the
-message. Unknown bits that occur in several messages are kept as well: a newer release or a client
-may have set them.
+transaction are restored. Bits that no release uses are then kept, and `verify` still reports the
+message. Unknown bits in several messages are also kept, because a newer release may have set them.
 
-In benchmarks/stage_yields.py, 39 of 60 messages with random flags are restored (the others are zlib
-streams, and are reported), and 60 of 60 if the messages have an appended CRC. With one flipped bit,
-only 28 of 60 are restored, because flags below 0x800 may be what the producer sent.
+In benchmarks/stage_yields.py, 39 of 60 messages with random flags are restored, and 60 of 60 with
+appended CRCs. With one flipped bit, only 28 of 60 are restored, because flags below 0x800 may be
+what the producer sent.
 """
 
 from __future__ import annotations
@@ -142,8 +139,9 @@ class Flags:
     # -- the parts of the flags -------------------------------------------------------------------
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
-        """Return the record with the only host widths that fit it and all other flags 0; None if
-        several or no widths fit.
+        """Return the record with the only host widths that fit, and all other flags 0.
+
+        None if several or no widths fit.
         """
         fitting = [record for bits in _HOSTS
                  if (record := _with_hosts(raw, place, bits)) is not None and all(
@@ -256,8 +254,9 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
 
 def mend_flags(flags: Flags, survey: Survey, records: Records,
                rows: Mapping[int, Sequence[FoundRow]]) -> None:
-    """Correct the flags of intact messages whose header shows damaged flags, if the original is
-    known, and add these messages to ``records``. ``rows``: entries by the physical offset that they
+    """Correct the flags of intact messages with damaged flags, where the original is known.
+
+    Corrected messages are added to ``records``. ``rows``: entries by the physical offset that they
     point to. Raises: StoreIOError.
     """
     def time_at(place: int | None) -> int | None:

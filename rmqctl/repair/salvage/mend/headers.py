@@ -164,7 +164,8 @@ def _sys_flag(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tupl
 def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
     """Return (the bytes of the record with a corrected reconsume count, the reason).
 
-    No other field proves the count, and neither does an appended CRC that matches a negative count.
+    No other field proves the count. An appended CRC that matches a negative count does not prove
+    it, either.
     """
     stored = f"reconsumeTimes {record.reconsume_times}"
     times = _one_bit(record.reconsume_times)
@@ -178,8 +179,10 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
 
 def _number(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record | None, str]:
-    """Correct numeric properties: the delay level (queue id + 1), the base of an inner batch (its
-    own queue offset), and others by one flipped bit.
+    """Correct numeric properties.
+
+    The delay level is the queue id + 1, and the base of an inner batch is the queue offset. Other
+    numbers are corrected by one flipped bit.
     """
     raw, reasons = record.properties, []
     while name := rules.bad_number(_values(raw), record.topic, evidence.survey.generation):
@@ -260,8 +263,10 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 
 
 def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with the offset of its half message: the stored offset with one bit
-    corrected, or the offset of the only half message with the same unique key; else 0.
+    """Return the record with the offset of its half message, and the correction in words.
+
+    The offset is the stored one with one bit corrected, or that of the only half message with the
+    same unique key; else 0.
     """
     stored = record.prepared_transaction_offset
     damage = f"invalid preparedTransactionOffset {stored}"

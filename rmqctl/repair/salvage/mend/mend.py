@@ -84,24 +84,27 @@ from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
-"""Maximum number of bytes of candidates that are checked in one round, so that crafted damage
-cannot make a repair take forever.
+"""Maximum number of bytes of candidates that one round checks. Crafted damage could otherwise make
+a repair take forever.
 """
 
 
 @dataclass(slots=True)
 class Mending:
-    """Result of a round of restoring records.
+    """Result of a round of restoring records. All offsets are physical.
 
-    ``pieces``: pieces to write, at positions in a file, by part number. ``messages``: number of
-    restored messages. ``actions``: descriptions of the changes. ``rejected``: physical offsets of
-    records that contradict their queues and cannot be corrected. ``confirmed``: sizes of records in
-    damaged regions that are complete, or will be when the pieces are written, by physical offset.
-    ``moved``: whether the pieces are bytes from elsewhere in the log. ``corrected``: physical
-    offsets of records that a changed byte makes intact; ``refused``: reasons why other records are
-    not corrected, by physical offset; ``by_byte``: physical offsets of records whose CRC mismatch
-    one changed byte explains, although only single bits may be changed. ``topics``: reasons why
-    invalid topics are kept, by physical offset.
+    * ``pieces``: pieces to write, at positions in a file, by part number.
+    * ``messages``: number of restored messages.
+    * ``actions``: descriptions of the changes.
+    * ``rejected``: offsets of records that contradict their queues and cannot be corrected.
+    * ``confirmed``: sizes of records in damaged regions that are complete, or will be when the
+      pieces are written, by offset.
+    * ``moved``: whether the pieces are bytes from elsewhere in the log.
+    * ``corrected``: offsets of records that a changed byte makes intact.
+    * ``refused``: reasons why other records are not corrected, by offset.
+    * ``by_byte``: offsets of records that one changed byte would correct, although only single bits
+      may be changed.
+    * ``topics``: reasons why invalid topics are kept, by offset.
     """
 
     pieces: dict[int, tuple[OverlayPiece, ...]] = field(default_factory=dict)
@@ -126,10 +129,10 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
          undecided: Collection[int] = ()) -> Mending:
     """Run one round that restores records at their present positions. Raises: StoreIOError.
 
-    ``rejected``: physical offsets of records that count as damaged, even if they look intact.
-    ``correct``: the kind of changes allowed where a CRC proves the original. ``chances``: shared by
-    all rounds of this repair. ``undecided``: physical offsets of ambiguous records that count as
-    messages because the user chose to keep them.
+    * ``rejected``: physical offsets of records that count as damaged, even if they look intact.
+    * ``correct``: the kind of changes allowed where a CRC proves the original.
+    * ``chances``: shared by all rounds of this repair.
+    * ``undecided``: physical offsets of ambiguous records that the user chose to keep as messages.
     """
     return _Round(store, parts, survey, gatherer, evidence, rejected, correct,
                   chances or Chances(), undecided).run()
@@ -380,10 +383,9 @@ class _Round:
         return len(content)
 
     def _stored(self, source: Source, start: int, room: int, head: bytes) -> bytes:
-        """Return the bytes of a damaged record, with the length in its own size field; empty if
-        that size is impossible.
+        """Return the bytes of a damaged record, with the length in its own size field.
 
-        ``head``: the first bytes at ``start``.
+        Empty if that size is impossible. ``head``: the first bytes at ``start``.
         """
         size = total_size_at(head)
         if not MIN_SIZE <= size <= min(room, MAX_BODY):
@@ -474,8 +476,9 @@ class _Round:
 
     def _is_shifted(self, source: Source, region: Region, position: int, size: int,
                     file_size: int = 0) -> bool:
-        """Return whether the next record, or another record of the region, is shifted by as much as
-        this record, or by a multiple of ``file_size``.
+        """Return whether another record of the region is shifted by as much as this record.
+
+        The next record counts as well, and a shift by a multiple of ``file_size``.
         """
         own = shift_of(source, position)
         others = {position + size, *(start - source.base
@@ -485,15 +488,18 @@ class _Round:
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
                    moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
-        """Return whether a record can be trusted: either entries confirm it, or only its header was
-        damaged and no evidence contradicts it.
+        """Return whether a record can be trusted.
 
-        ``foreign``: whether the physical offset field names another position. Without entries, such
-        a record is trusted only if the index confirms it, or if the log lacks exactly this message
-        between two others of its queue. ``moved``: whether the offset in the field is in this log.
-        The message may have been stored at that offset, so only the index can confirm it here.
-        ``shifted``: whether a foreign record is shifted together with its neighbours; without
-        entries, it is not trusted. ``wrong``: number of `_PLACING` fields that are wrong.
+        Either entries confirm it, or only its header was damaged and no evidence contradicts it.
+
+        * ``foreign``: whether the physical offset field names another position. Without entries,
+          the index must then confirm the record, or the log must lack exactly this message between
+          two others of its queue.
+        * ``moved``: whether the offset in the field is in this log. The message may have been
+          stored there, so without entries only the index can confirm it here.
+        * ``shifted``: whether a foreign record is shifted together with its neighbours. Without
+          entries, it is then not trusted.
+        * ``wrong``: number of `_PLACING` fields that are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -572,9 +578,10 @@ class _Round:
 
 
 def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
-    """Return whether a torn write probably ended in the record's topic: the topic ends with zeros,
-    the length of the properties is zero, and neither the record's own size field nor an entry
-    confirms its size.
+    """Return whether a torn write probably ended in the record's topic.
+
+    The topic then ends with zeros, and the length of the properties is zero. Neither the record's
+    own size field nor an entry confirms its size.
     """
     return (record.topic.endswith(b"\0") and not record.properties and record.total_size not in {
         field_of(head, "total_size"), *sizes})

@@ -200,9 +200,10 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
 
 
 def is_indexed(store: Store, record: Record) -> bool:
-    """Return whether the index has entries for the offset in the record's physical offset field,
-    and all these entries match the record's keys and store time. A key alone proves nothing: many
-    messages may share it.
+    """Return whether the index confirms the offset in the record's physical offset field.
+
+    All entries for that offset must match the record's keys and store time. A key alone proves
+    nothing: many messages may share it.
     """
     keys = keys_of_places(store, [record.physical_offset]).get(record.physical_offset, [])
     return bool(keys) and {key.key_hash for key in keys} <= key_hashes(record) and all(

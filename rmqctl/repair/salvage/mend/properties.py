@@ -1,13 +1,14 @@
 """Correct damaged properties of messages with an intact body where entries prove the original.
 
-No CRC covers properties. A single NUL, or a wrong byte in tags or keys, is corrected if exactly one
-value of that byte makes the message agree with the tags code of its consume queue entry and the
-hashes of its index entries. All other messages are marked RMQCTL=damaged: the damaged pairs are
-dropped, the names of further queues are restored from the entries that point to the message, and
-the rest is kept.
+No CRC covers properties. A NUL, or one wrong byte in tags or keys, is corrected if exactly one
+value of the byte agrees with the entries: the tags code in the consume queue and the key hashes in
+the index.
 
-In benchmarks/stage_yields.py, 56 of 60 messages with one NUL in their properties get their original
-bytes back; the others are marked.
+All other messages are marked RMQCTL=damaged. Their damaged pairs are dropped, and the rest is kept.
+Names of further queues are restored from the entries that point to the message.
+
+In benchmarks/stage_yields.py, 56 of 60 messages with one NUL in their properties are restored; the
+others are marked.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _FEW, _SHARE = 1000, 20
-"""Limits for damaged properties: if more than `_FEW` messages and more than one in `_SHARE` of all
-messages have such properties, a producer sent these properties, and they are not damage.
+"""Limits for damaged properties.
+
+If more than `_FEW` messages, and more than one in `_SHARE` of all messages, have such properties, a
+producer sent them. They are then not damage.
 """
 NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)
@@ -47,9 +50,10 @@ _WORD = 32
 class Mended:
     """Result for messages with damaged properties.
 
-    ``records``: the new bytes. ``corrections``: corrections of one byte, by the byte's physical
-    offset. ``marked``: physical offsets of marked messages. ``left``: reasons why messages are
-    unchanged, by physical offset.
+    * ``records``: the new bytes, by physical offset.
+    * ``corrections``: corrections of one byte, by the physical offset of that byte.
+    * ``marked``: physical offsets of marked messages.
+    * ``left``: reasons why messages are unchanged, by physical offset.
     """
 
     records: Records

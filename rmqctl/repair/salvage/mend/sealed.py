@@ -1,16 +1,16 @@
 """Restore a header field of a record with an appended CRC to the only plausible value that matches.
 
-The appended CRC covers the whole record, so it decides between plausible values: the values in
-consume queue entries and in the neighbouring messages, and the few values that a field usually has.
-Each candidate value has 1 chance in 2^31 of matching by accident, so at most 214,748 values
+The appended CRC covers the whole record, so it decides between plausible values. These are the
+values in consume queue entries and in the neighbouring messages, and the few values that a field
+usually has. Each value has 1 chance in 2^31 of matching by accident, so at most 214,748 values
 (`MAX_CHANCE` times 2^31) may be tried for all fields together.
 
-A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC for
+A CRC is linear: it is computed once for the record and once for each bit of a field. The CRC for
 each value is the XOR of some of these.
 
-In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: flag, queue id,
-queue offset, born time and reconsume count are restored in all of them, store time and store host
-in 59, born host and the offset of the half message in 56.
+In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value. Flag, queue id,
+queue offset, born time and reconsume count are restored in all messages. Store time and store host
+are restored in 59, born host and the offset of the half message in 56.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
 """Maximum number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""Maximum numbers of values that are tried for each field: flags, queue ids and reconsume counts
-(from 0 on), and queue offsets that the queue lacks.
+"""Maximum numbers of values to try for: flags, queue id, reconsume count, and missing queue offset.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
 """Limits in milliseconds: time from born to store time, lead of a producer's clock, and time
@@ -66,11 +65,13 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
 def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
                   survey: Survey, gatherer: Gatherer, chances: Chances,
                   before: Record | None) -> Correction | None:
-    """Return the correction of one header field to the only plausible value with which the record
-    matches its appended CRC; None if several or no values match.
+    """Return the correction of one header field with which the record matches its appended CRC.
 
-    ``rows``: entries that point to the record; ``times``: store times of the messages before and
-    after it; ``before``: the message before it.
+    None if several plausible values match, or none.
+
+    * ``rows``: entries that point to the record.
+    * ``times``: store times of the messages before and after the record.
+    * ``before``: the message before the record.
     """
     if not record.crc_ok or append_crc.verify(raw) is not False:
         return None
@@ -125,8 +126,9 @@ def _candidates(record: Record, rows: Sequence[FoundRow], times: Times,
 
 def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
         tuple[str, int, bytes]]:
-    """Yield (field name, position, bytes) of hosts that the record may have had: the hosts of the
-    message before it, and the store's own host.
+    """Yield (field name, position, bytes) of hosts that the record may have had.
+
+    These are the hosts of the message before it, and the store's own host.
     """
     hosts = set() if before is None else {
         ("store_host", before.store_host), ("born_host", before.born_host)}

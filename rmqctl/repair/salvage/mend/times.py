@@ -1,19 +1,22 @@
 """Correct store times, which no checksum covers, from other structures that contain the same time.
 
-These structures contain the time to the millisecond: a unit of a consumequeue_ext, an entry of a
-batch queue, the deliver time in the entry of a delayed message, the header of an index file (for
-its first and last message) and the checkpoint (for the log's last message). Other index entries
-contain it to the second. The order of the log limits all store times, because a broker's clock runs
-forward. So if exactly one flipped bit makes a time fit between its neighbours' times, that bit was
+These structures contain the time to the millisecond:
+
+* a unit of a consumequeue_ext, and an entry of a batch queue;
+* the deliver time in the entry of a delayed message;
+* the header of an index file, for its first and last message;
+* the checkpoint, for the last message of the log.
+
+Other index entries contain it to the second. A broker's clock runs forward, so the neighbours in
+the log limit a store time. If exactly one flipped bit makes a time fit between them, that bit was
 flipped.
 
-A single time out of order is legal (a clock may be set back) and is kept unless such a proof
-contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced. If nothing proves
-the original, its neighbour's time is used, so that searches by time work, and the plan reports
-this.
+A single time out of order is legal, because a clock may be set back. It is kept unless one of these
+proofs contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced: without
+proof by the neighbour's time, so that searches by time work. The plan reports this.
 
 In benchmarks/stage_yields.py, 49 of 60 store times with one flipped bit are restored, and 11 of 60
-with a random value; most of the others get the right second.
+with a random value. Most of the others get the right second.
 """
 
 from __future__ import annotations
@@ -68,8 +71,9 @@ class Between(NamedTuple):
         return self.low < key.time + _SECOND and key.time <= self.high
 
     def may_be(self, time: int) -> bool:
-        """Return whether a time at the start or end of the log is possible: allowed, and at most
-        `rules.YEARS` away from its only neighbour's time.
+        """Return whether a time at the start or end of the log is possible.
+
+        It must be allowed, and at most `rules.YEARS` away from the time of the only neighbour.
         """
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
@@ -77,9 +81,11 @@ class Between(NamedTuple):
 
 def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
                 keys: Sequence[IndexedKey], *, impossible: bool) -> tuple[int | None, str]:
-    """Return (the proven time, the reason in words); (None, "") if no time is proven. ``exact``:
-    times that other structures have, with the names of these structures; ``keys``: the index
-    entries that point to the message. ``impossible``: whether the stored time is known to be wrong.
+    """Return (the proven time, the reason in words); (None, "") if no time is proven.
+
+    * ``exact``: times in other structures, with the names of these structures.
+    * ``keys``: the index entries that point to the message.
+    * ``impossible``: whether the stored time is known to be wrong.
     """
     stored_text = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
@@ -220,9 +226,10 @@ class Times:
         return unit.tags_code
 
     def _delay(self, record: Record) -> int | None:
-        """Return the delay in ms between store time and delivery of a delayed message: as in an
-        adjacent message of its queue, because a broker's delay levels can be configured; else the
-        default delay.
+        """Return the delay in ms between store time and delivery of a delayed message.
+
+        Delay levels can be configured, so the delay of an adjacent message of the queue is
+        preferred to the default.
         """
         key = os.fsdecode(record.topic), record.queue_id
         queue = self._store.queues.get(key)
@@ -246,8 +253,9 @@ class Times:
         return self._indexed.get(physical, [])
 
     def _last_times(self) -> tuple[int, ...]:
-        """Return the times in the checkpoint that are later than the store times of all earlier
-        messages: these are store times of the log's last message. Other times may be those of an
+        """Return the times in the checkpoint that are store times of the log's last message.
+
+        They are later than the store times of all earlier messages. Another time may be that of an
         earlier message, after which the clock was set back.
         """
         saved = self._store.checkpoint

@@ -46,8 +46,10 @@ from rmqctl.store.store import Store
 
 _OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
 _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
-"""``_MAX_ASKED``: maximum number of suspects, and of topics of one length, that are checked.
-``_MAX_HOLES``: maximum number of gaps in queues that are checked.
+"""Limits for checks of topics.
+
+* ``_MAX_ASKED``: maximum number of suspects, and of topics of one length.
+* ``_MAX_HOLES``: maximum number of gaps in queues.
 """
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
@@ -112,8 +114,10 @@ class TopicEvidence:
             (lacked | indexed) - sure), _MAX_ASKED)])
 
     def correction_of(self, record: Record) -> CorrectedTopic | str | None:
-        """Return the corrected topic of a record; a reason if a wrong topic cannot be corrected;
-        None if nothing shows that it is wrong.
+        """Return the corrected topic of a record, or the reason why a wrong topic cannot be
+        corrected.
+
+        None if nothing shows that the topic is wrong.
         """
         # If the index has the record's keys, its topic is right, unless no broker can have written
         # it.
@@ -304,8 +308,10 @@ def _claim(suspect: Suspect) -> tuple[int, int, int]:
 
 
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
-    """Return whether a damaged topic may have been ``topic``. If the damaged topic looks valid
-    (``plain``), all bytes except one must be equal, else at least half of its printable characters.
+    """Return whether a damaged topic may have been ``topic``.
+
+    If the damaged topic looks valid (``plain``), all bytes except one must be equal, else at least
+    half of its printable characters.
     """
     pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
     equal = sum(a == b for a, b in pairs)
@@ -323,10 +329,10 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 
 def mend_topics(topics: TopicEvidence, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
-    """Correct topics of intact messages in ``records``; return the reasons why other wrong topics
-    are kept, by physical offset.
+    """Correct topics of intact messages in ``records``.
 
-    ``rows``: entries by the physical offset that they point to. Raises: StoreIOError.
+    Return the reasons why other wrong topics are kept, by physical offset. ``rows``: entries by the
+    physical offset that they point to. Raises: StoreIOError.
     """
     left = {}
     for suspect in topics.suspects():
