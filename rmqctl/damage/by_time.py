@@ -1,10 +1,8 @@
-"""Find undecided records: records between two damaged ranges that are older than the messages
-around these ranges.
+"""Find undecided records: older records between two damaged ranges, without any entry.
 
-If no consume queue or index entry points to such records, their store times are evidence: records
-that an earlier use of the file left (`rmqctl.scan.damage.stale`) were stored before the messages
-around them. A clock that was set back for a while has the same effect, so the records remain
-undecided.
+No consume queue or index entry points to such records, so their store times are the only evidence.
+They are older than the messages around the ranges. An earlier use of the file may have left them
+(`rmqctl.scan.damage.stale`), or the clock was set back for a while.
 """
 
 from __future__ import annotations
@@ -43,9 +41,10 @@ class TimedRange(NamedTuple):
 
 
 def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[list[Record]]:
-    """Yield the records between two damaged ranges of a log file, if they are few, no entry points
-    to any of them, and all were stored before the messages around these ranges.
-    Raises: StoreIOError.
+    """Yield the records between two damaged ranges of a log file if their age is unclear.
+
+    They must be few, and no entry may point to any of them. All must be stored before the messages
+    around these ranges. Raises: StoreIOError.
     """
     before: int | None = None
     for number, (here, behind) in enumerate(pairwise(damage)):
@@ -101,8 +100,9 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[TimedRange]:
-    """Yield damaged ranges of a file with the store times of the nearest intact messages (None if
-    no message is near). One scan finds the times for all ranges.
+    """Yield damaged ranges of a file with the store times of the nearest intact messages.
+
+    A time is None if no message is near. One scan finds the times for all ranges.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -84,8 +84,10 @@ class FoundRow:
 
 @dataclass(slots=True)
 class RowColumns:
-    """Entries of many queues that point into one missing file. Each part contains entries of one
-    queue: its key, and their queue offsets, physical offsets and sizes (int64).
+    """Entries of many queues that point into one missing file.
+
+    Each part contains entries of one queue: its key, and their queue offsets, physical offsets and
+    sizes (int64).
     """
 
     parts: list[tuple[QueueKey, Array, Array, Array]] = field(default_factory=list)
@@ -98,8 +100,10 @@ class RowColumns:
             yield from _rows(key, *columns)
 
     def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
-        """Return the keys of the queues, and four arrays sorted by physical offset: number of the
-        entry's key, queue offset, physical offset, size.
+        """Return (keys of the queues, key number, queue offset, physical offset, size).
+
+        The last four are arrays with one value per entry, sorted by physical offset. The key number
+        of an entry is the position of its key in the list.
         """
         keys = list(dict.fromkeys(key for key, *_ in self.parts))
         numbers = {key: number for number, key in enumerate(keys)}
@@ -132,11 +136,10 @@ class HoleEntries:
 
 
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Return the runs whose queue offsets are in ascending order, and the runs that contradict this
-    order.
+    """Return (the runs whose queue offsets are in ascending order, the runs that contradict it).
 
-    Of all possible chains of runs, the one with the most messages is chosen. The queues of a topic
-    that was deleted and created again start at 0 again; the runs before such a restart are ignored.
+    Of all possible chains of runs, the one with the most messages is chosen. After a topic is
+    deleted and created again, its queues start at 0; the runs before such a restart are ignored.
     """
     start = 0
     for number, run in enumerate(runs):
@@ -216,16 +219,18 @@ class Gatherer:
         return evidence
 
     def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
-        """Return whether the queue offset of the message at physical offset ``place`` occurs only
-        once and is adjacent to that of the previous or the next message of the queue.
+        """Return whether the queue offset of the message at physical offset ``place`` is in order.
+
+        It must occur only once, and be adjacent to that of the previous or the next message of the
+        queue.
         """
         return not self._runs.has(key, offset, twice=True) and any(
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: HoleEntries) -> Iterator[FoundRow]:
-        """Yield the entries in a queue's holes. There may be very many entries that point after the
-        log; most of these are only counted.
+        """Yield the entries in a queue's holes. Most entries that point after the log are only
+        counted.
         """
         if not queue.exists:
             return
@@ -340,8 +345,10 @@ class _Entries:
 
 
 def _early(queue: ConsumeQueue, hole: Hole) -> int:
-    """Return the number of positions by which the entry of the message before a hole is too early
-    in the queue; 0 if it is at the right position, or not found.
+    """Return by how many positions the entry of the message before a hole is too early in the
+    queue.
+
+    0 if the entry is at the right position, or not found.
     """
     own_offset = hole.first - 1
     if hole.low < 0 or _leads(queue, own_offset, hole.low):

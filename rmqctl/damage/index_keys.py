@@ -24,8 +24,8 @@ separately.
 
 
 _FARTHEST = 16 << 20
-"""Minimum distance in bytes at which an entry counts as pointing too far: four times the largest
-message that a broker accepts by default.
+"""Minimum distance in bytes at which an entry counts as pointing too far. It is four times the
+largest message that a broker accepts by default.
 """
 
 
@@ -67,12 +67,11 @@ def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[Indexe
 
 def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
                 end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """Return (index keys by physical offset, number of physical offsets before ``end`` that only
-    the index contains).
+    """Return (index keys by physical offset, number of offsets that only the index contains).
 
-    The keys are those for the ``wanted`` offsets, and for the first offsets before ``end`` that are
-    not in ``places`` (ascending). Offsets from ``end`` on that only the index contains are ignored:
-    they may belong to another log.
+    The keys are those for the ``wanted`` offsets, and for the first offsets that are not in
+    ``places`` (ascending). Offsets from ``end`` on that only the index contains are ignored,
+    because they may belong to another log.
     """
     wanted_places = np.array(sorted(wanted), np.int64)
     seen: list[Array] = []
@@ -138,8 +137,10 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 
 
 def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
-    """Return the key of an entry. Exact store times are known only for the first and the last
-    message of the file, from its header (index.md §6).
+    """Return the key of an entry.
+
+    Only the first and the last message of the file have exact store times, from its header
+    (index.md §6).
     """
     if is_first:
         return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
@@ -149,15 +150,18 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """Find a consume queue entry that points too far because one bit of its physical offset is
-    flipped. Return the physical offset in the entry, and the physical offset of its message; None
-    if nothing indicates such an entry.
+    """Find a consume queue entry that points too far because of one flipped bit.
 
-    ``rows``, ``keyed``: physical offsets (int64, ascending) of lost messages to which consume queue
-    entries and index entries point. The log is intact up to ``end`` and has files up to
-    ``files_end``. The message must be the newest known message, and no other consume queue entry
-    may point to it. Its entry must point farther than all other entries: after the last file, or
-    farther than any message reaches.
+    Return the physical offset in the entry, and the physical offset of its message; None if nothing
+    indicates such an entry.
+
+    * ``rows``, ``keyed``: physical offsets (int64, ascending) of lost messages to which consume
+      queue entries and index entries point.
+    * ``end``: the log is intact up to this physical offset.
+    * ``files_end``: end of the log's files.
+
+    The message must be the newest known message, and no other consume queue entry may point to it.
+    Its entry must point after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

@@ -17,8 +17,9 @@ ENDLESS = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Range:
-    """A range of adjacent intact frames, physical offsets ``[start, end)``. ``first`` and ``last``:
-    physical offsets of the first and the last message, -1 without messages.
+    """A range of adjacent intact frames, physical offsets ``[start, end)``.
+
+    ``first``, ``last``: physical offsets of the first and the last message; -1 without messages.
     """
 
     start: int

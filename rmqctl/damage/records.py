@@ -140,8 +140,9 @@ def dispatched(properties: bytes) -> set[tuple[str, int]]:
 
 
 def batch_range_of(properties: bytes) -> tuple[int, int] | None:
-    """Return the first queue offset and the number of messages of an inner batch; None if a
-    property is missing or invalid.
+    """Return (first queue offset, number of messages) of an inner batch.
+
+    None if a property is missing or invalid.
     """
     values = props.parse(properties.decode("utf-8", "surrogateescape"))
     try:
@@ -166,23 +167,23 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record with a wrong physicalOffset was probably written to the wrong place;
-    otherwise, its physicalOffset is damaged.
+    """Return whether a record with a wrong physicalOffset was probably written to the wrong place.
 
-    The physicalOffset counts as damaged if only one bit of it differs, unless the difference is a
-    multiple of the file size, as in a stale record from an earlier use of the file.
+    If only one bit of the physicalOffset differs, that field is damaged instead. A difference by a
+    multiple of the file size does not count as damage: the record may be from an earlier use of the
+    file.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)
 
 
 def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -> bool:
-    """Return whether a record of ``size`` bytes at ``start`` is in a page that was written to the
-    wrong offset. ``stored``: the record's physicalOffset, which in this case is not damaged, even
-    if only one bit of it differs.
+    """Return whether a record of ``size`` bytes at ``start`` is in a page written to the wrong
+    offset.
 
-    The page was written to the wrong offset if the log has the same bytes at ``stored``, or if both
-    offsets are at the start of a sector and no record with the right physicalOffset follows.
+    ``stored``: the record's physicalOffset, which is then not damaged. The log must have the same
+    bytes at ``stored``. Or both offsets must be at the start of a sector, and no record with the
+    right physicalOffset may follow.
     """
     read = []
     for place, length in ((start, size + START_SIZE), (stored, size)):
@@ -328,10 +329,11 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """Yield variants of a record with another body length or properties length. In each variant,
-    the lengths match the record size, and the body matches its CRC. ``is_known``: returns whether a
-    topic exists; only an existing topic proves that properties with a damaged length belong to this
-    record.
+    """Yield variants of a record with another body length or properties length.
+
+    In each variant, the lengths match the record size, and the body matches its CRC. ``is_known``:
+    returns whether a topic exists. Only an existing topic proves that properties with a damaged
+    length belong to this record.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
     width, first = shape.topic_length.size, shape.head_size

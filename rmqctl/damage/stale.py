@@ -134,8 +134,9 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
-    """Yield the start and the end of each part of a file before, between and after its damaged
-    regions, and the store time of the last message before the preceding region (None if unknown).
+    """Yield each part of a file before, between and after its damaged regions.
+
+    A part is (start, end, store time of the last message before the preceding region or None).
     """
     start, before = part.base, None
     for region in regions:

@@ -39,13 +39,13 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""``_LEFT``: number of bytes of disk space that unpacking leaves free. ``_ZEROS``: maximum number
-of unpacked zero bytes, as a multiple of the free space.
+"""Limits for unpacking.
+
+* ``_LEFT``: number of bytes of disk space that stay free.
+* ``_ZEROS``: maximum number of unpacked zero bytes, as a multiple of the free space.
 """
 _ZIP_HEADER = struct.Struct("<26xHH")
-"""Part of the header of a zip member: the lengths of the name and of the extra field, which precede
-the data.
-"""
+"""The two lengths in the header of a zip member: name and extra field, which precede the data."""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
            zlib.error, gzip.BadGzipFile, ValueError, struct.error)
 

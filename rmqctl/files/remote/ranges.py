@@ -27,16 +27,18 @@ from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
 _MIN_RANGE, _MAX_RANGE = 64 << 10, 4 << 20
-"""``_MIN_RANGE``: size in bytes of the first range of a file; ``_MAX_RANGE``: maximum size in bytes
-of a range that is read ahead.
+"""Sizes of ranges in bytes.
+
+* ``_MIN_RANGE``: the first range of a file.
+* ``_MAX_RANGE``: maximum for a range that is read ahead.
 """
 _SINGLE = 1 << 10
 """Size in bytes of the range that is read for a sample, a single entry or a single record."""
 _MAX_KEPT = 32 << 20
 """Maximum size in bytes of all cached ranges."""
 _FEW = 2
-"""Number of queues whose ends are determined one by one; after that, the ends of all other queues
-are requested together. The same number applies to small files that are read.
+"""Number of queues whose ends are determined one by one. After that, the ends of all other queues
+are requested together. The same number applies to small files.
 """
 _NO_END = 1 << 62
 _TRIES = 4

@@ -100,8 +100,11 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
 def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, int]]],
               gone: Iterable[str] = ()) -> dict[str, int]:
     """Return, for each file, the number of bytes of erased bodies that the plan does not erase.
-    Only runs of at least `MIN_RUN` bytes count. The ``planned`` spans (start, end) of each file are
-    skipped, as are the files and folders ``gone``, which are moved aside.
+
+    Only runs of at least `MIN_RUN` bytes count.
+
+    * ``planned``: spans (start, end) of each file that are skipped.
+    * ``gone``: files and folders that are moved aside and skipped.
     """
     runs = _BodyRuns(traits.bodies)
     if not len(runs):

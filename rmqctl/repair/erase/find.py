@@ -47,9 +47,13 @@ _SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 @dataclass(slots=True)
 class Traits:
-    """Properties by which copies are recognized. ``ids``: ids from clients; ``origins``: ids from
-    brokers; ``bodies``: bodies as the producer sent them. ``topics``: topics to delete, with their
-    delayed and returned messages. ``named``: ids that the user named.
+    """Properties by which copies are recognized.
+
+    * ``ids``: ids from clients.
+    * ``origins``: ids from brokers.
+    * ``bodies``: bodies as the producer sent them.
+    * ``topics``: topics to delete, with their delayed and returned messages.
+    * ``named``: ids that the user named.
     """
 
     ids: set[bytes] = field(default_factory=set)
@@ -96,8 +100,10 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Return whether a message of a batch is to be erased: the user named or selected it, or it
-        is a copy. Return None if only its body matches and ``same_body`` is False.
+        """Return whether a message of a batch is to be erased.
+
+        It is if the user named or selected it, or if it is a copy. None if only its body matches
+        and ``same_body`` is False.
         """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
@@ -139,11 +145,14 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """Messages found in the log, by physical offset. ``messages``: messages to erase, each with its
-    role (message, kind of copy). ``doubtful``: messages that have only the id or only the body of
-    an erased message. ``batches``: batches that contain messages to erase. ``closed``: such batches
-    that cannot be erased in part, each with the number of its other messages (-1: unknown).
-    ``damaged``: number of bytes of the log that cannot be searched.
+    """Messages found in the log, by physical offset.
+
+    * ``messages``: messages to erase, each with its role (message, kind of copy).
+    * ``doubtful``: messages that have only the id or only the body of an erased message.
+    * ``batches``: batches that contain messages to erase.
+    * ``closed``: batches that cannot be erased in part, each with the number of its other messages
+      (-1: unknown).
+    * ``damaged``: number of bytes of the log that cannot be searched.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
@@ -250,8 +259,9 @@ def _having(properties: text.PropertySegments, name: str, wanted: set[bytes]) ->
 
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
-    """Return the numbers of the records whose body may be, or may contain, a body or an id that is
-    searched for.
+    """Return the numbers of the records whose body may match.
+
+    The body may be, or may contain, a body or an id that is searched for.
     """
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")

@@ -1,7 +1,7 @@
 """Remove the entries of erased messages from index files, as if they had never been added.
 
-Later entries move up and all chains are rebuilt, so that each entry is reachable exactly once. A
-file whose chains do not match its entries is damaged and is not changed.
+Later entries move up and all chains are rebuilt, so each entry is reachable exactly once. A file
+whose chains do not match its entries is damaged and is not changed.
 """
 
 from __future__ import annotations
@@ -120,8 +120,10 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
-    """Return (for each slot, the number of its newest entry; for each entry, the number of the
-    previous entry in its slot). 0: no entry.
+    """Return (number of the newest entry of each slot, number of the previous entry for each
+    entry).
+
+    Chains link the entries of one slot. 0: no entry.
     """
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")

@@ -1,9 +1,10 @@
 """Erase single messages inside a record that is a batch (flag INNER_BATCH), in place.
 
 Each message of a batch has a header, a body and properties. An erased message keeps its size: its
-body becomes zeros, and its only property is ``RMQCTL=erased``. This is impossible in a compressed
-batch, whose size would change. RocketMQ's clients do not send compressed batches; such a batch can
-only be erased as a whole, on request.
+body becomes zeros, and its only property is ``RMQCTL=erased``.
+
+This is impossible in a compressed batch, whose size would change. Such a batch can only be erased
+as a whole, on request. RocketMQ's clients do not send compressed batches.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _MARK = props.build({filler.MARK: "erased"}).encode()
 
 
 class Inner(NamedTuple):
-    """A message of a batch: its position ``at`` and its size in the body of the batch, its body and
-    its properties.
+    """A message of a batch: its position ``at`` and its size in the batch's body, its body and
+    properties.
     """
 
     at: int

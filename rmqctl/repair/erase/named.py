@@ -35,9 +35,10 @@ def read_ids(path: str) -> list[str]:
 
 
 def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selection | None:
-    """Return a selection of the messages of a topic (None: of any topic) that have the key and all
-    of the properties ``NAME=VALUE``. The selection reads the log, so it includes messages without a
-    consume queue entry. Raises: UsageError.
+    """Return a selection of the messages of a topic (None: of any topic). Raises: UsageError.
+
+    The messages have the key and all of the properties ``NAME=VALUE``. The selection reads the log,
+    so it includes messages without a consume queue entry.
     """
     if not (key or named):
         return None

@@ -35,8 +35,10 @@ _CHUNK = 1 << 20
 
 def erased(raw: bytes, record: Record, *, drop: bool = False,
            mark: str = ERASED) -> tuple[Parts, bool]:
-    """Return (the record that replaces ``raw``, in sparse form; whether it contains the property
-    ``mark``, for which a small record has no space). ``drop``: whether the topic is deleted.
+    """Return (the record that replaces ``raw``, in sparse form; whether it has the property
+    ``mark``).
+
+    A small record has no space for that property. ``drop``: whether the topic is deleted.
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True

@@ -1,9 +1,10 @@
 """The topics that are deleted, including the internal topics of deleted groups.
 
 A group has a retry topic and a dead letter topic. With POP, it also has a retry topic for each
-topic: ``%RETRY%group+topic``, or ``%RETRY%group_topic`` with older brokers. Names of groups and
-topics may contain ``_``, so a name of the older form may belong to several groups. Such a topic is
-deleted only if it cannot belong to another group.
+topic: ``%RETRY%group+topic``, or ``%RETRY%group_topic`` with older brokers.
+
+Names of groups and topics may contain ``_``, so a name of the older form may belong to several
+groups. Such a topic is deleted only if it cannot belong to another group.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ _INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
 class DeletedTopics:
-    """The ``topics`` to delete. ``undecided``: retry topics that are kept because they may belong
-    to another group, each with the deleted group. Raises: UsageError, RefusedError for topics or
-    groups that do not exist or must not be deleted.
+    """The ``topics`` to delete.
+
+    ``undecided``: retry topics that are kept because they may belong to another group, each with
+    the deleted group. Raises: UsageError, RefusedError for topics or groups that do not exist or
+    must not be deleted.
     """
 
     def __init__(self, store: Store, topics: Iterable[str], groups: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: whether the step may have made a change; if False, there is nothing to undo.
+    ``begun``: whether the step may have made a change, which can be undone.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -171,9 +171,10 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps that cannot have been carried out: an earlier step must
-        move aside their target, or a folder above it, but has not done so yet, or the moved file or
-        folder has its old name again.
+        """Return the numbers of the steps that cannot have been carried out yet.
+
+        An earlier step must move aside their target, or a folder above it. That step has not done
+        so, or the moved file or folder has its old name again.
         """
         numbers: set[int] = set()
         moved: set[str] = set()
@@ -221,8 +222,9 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Return whether two files have the same content. If so, they may be one file that has both
-        its old and its new name, after a power failure.
+        """Return whether two files have the same content.
+
+        After a power failure, they may be one file that has its old and its new name.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
@@ -434,7 +436,7 @@ class StepApplier(StepStates):
     def _make_folders(self, folder: str, base: str) -> None:
         """Create ``folder`` and the missing folders above it up to ``base``, durably.
 
-        Existing folders are fsynced, too: a killed run may have created them just before.
+        Existing folders are fsynced, too, because a killed run may have created them just before.
         """
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
@@ -473,8 +475,10 @@ class StepApplier(StepStates):
 
     @staticmethod
     def _sync_names(*paths: str) -> None:
-        """Fsync the folders of the given paths in this order, the folder of the new name first: a
-        power failure in between leaves two names instead of none.
+        """Fsync the folders of the given paths in this order.
+
+        The folder of the new name is first: a power failure in between then leaves two names, not
+        none.
         """
         for folder in dict.fromkeys(os.path.dirname(path) for path in paths if path):
             if os.path.isdir(folder):

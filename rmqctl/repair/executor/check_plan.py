@@ -26,8 +26,10 @@ from rmqctl.scan.overlay import OverlayPiece
 
 @dataclass(frozen=True, slots=True)
 class CheckedStep:
-    """A step with the real path of its target, and the folders that it creates (real paths,
-    outermost first). ``again``: whether a later step creates something at the target or below it.
+    """A step with the real path of its target.
+
+    * ``folders``: the folders that it creates (real paths, outermost first).
+    * ``again``: whether a later step creates something at the target or below it.
     """
 
     step: Step

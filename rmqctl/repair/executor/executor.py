@@ -60,12 +60,14 @@ _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """An applied plan: its id, the number of steps, and the folder (relative to the store root)
-    with the files moved aside.
+    """An applied plan.
 
-    ``already``: whether nothing was left to do; then ``id`` is empty. ``undone``: whether an
-    interrupted undo was completed, not a repair. ``outside``: the folders outside the root that
-    were written to; the user must name them again for `undo`.
+    * ``id``: its id; empty if nothing was left to do (``already``).
+    * ``steps``: number of steps.
+    * ``backup``: folder (relative to the store root) with the files moved aside.
+    * ``undone``: whether an interrupted undo was completed, not a repair.
+    * ``outside``: the folders outside the root that were written to. The user must name them again
+      for `undo`.
     """
 
     id: str
@@ -244,13 +246,13 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Undo a repair (default: the newest). If the repair was interrupted, only the steps that
-        were carried out are undone.
+        """Undo a repair (default: the newest); of an interrupted repair, only the completed steps.
 
         ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
-        copied. Raises: UsageError for an unknown id; RefusedError if a later repair changed the
-        same files, or if anything else has changed them since. With ``force``, such other changes
-        are kept below ``undone`` instead.
+        copied. ``force``: keep changes by others below ``undone``.
+
+        Raises: UsageError for an unknown id; RefusedError if a later repair changed the same files,
+        or, without ``force``, if anything else has changed them since.
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -285,8 +287,10 @@ class Repair:
 
     def prune(self, repair_ids: Sequence[str], notes: Sequence[str] = ()) -> None:
         """Delete the files that repairs keep (see `prunable`); these repairs can no longer be
-        undone. The notes of their losses are kept, except for the ids in ``notes`` (see
-        `forgettable`). Raises: RefusedError while a repair is not finished; StoreIOError.
+        undone.
+
+        The notes of their losses are kept, except for the ids in ``notes`` (see `forgettable`).
+        Raises: RefusedError while a repair is not finished; StoreIOError.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -387,8 +391,10 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Return the path by which a broker's root is noted: relative to ``root`` if it contains
-    ``root``, because both are then moved together; else absolute.
+    """Return the path by which a broker's root is noted.
+
+    It is relative to ``root`` if it contains ``root``, because the two are then moved together;
+    else it is absolute.
     """
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root

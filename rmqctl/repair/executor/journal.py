@@ -40,9 +40,13 @@ _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
 StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged", "aside"]
-"""``interrupted``: committed, but not all steps are carried out. ``undoing``: being undone.
-``abandoned``: interrupted, and given up as it is. ``damaged``: the journal cannot be read.
-``aside``: not a repair, see `put_aside`.
+"""States of a repair.
+
+* ``interrupted``: committed, but not all steps are carried out.
+* ``undoing``: being undone.
+* ``abandoned``: interrupted, and given up as it is.
+* ``damaged``: the journal cannot be read.
+* ``aside``: not a repair, see `put_aside`.
 """
 Neighbours = Mapping[str, Mapping[str, tuple[int, int]]]
 """Folder -> name of a file in it -> (size, checksum of its first bytes)."""
@@ -56,14 +60,21 @@ PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 class StepRecord:
     """One step in the journal.
 
-    ``staging_dir`` is the number of the folder (`Journal.staging_dirs`), on the target's own file
-    system, that contains: ``staged``, the new content (create, replace) or the bytes for the target
-    (patch); ``backup``, the old file (replace, move) or the old bytes (patch); ``undone``, the
-    repair's file after an undo. ``spans`` are (position, size) of the bytes of a patch.
-    ``folders``: folders that the step creates, outermost first. ``again``: whether a later step
-    rebuilds something at, or below, the target. ``digest`` identifies the new content (create,
-    replace) in a copy of the store, where times may differ; ``old_digest`` the old content
-    (replace, and move of small files).
+    ``staging_dir`` is the number of a folder (`Journal.staging_dirs`) on the target's own file
+    system. These are names in that folder:
+
+    * ``staged``: the new content (create, replace) or the bytes for the target (patch).
+    * ``backup``: the old file (replace, move) or the old bytes (patch).
+    * ``undone``: the repair's file after an undo.
+
+    Other fields:
+
+    * ``spans``: (position, size) of the bytes of a patch.
+    * ``folders``: folders that the step creates, outermost first.
+    * ``again``: whether a later step rebuilds something at, or below, the target.
+    * ``digest``: identifies the new content (create, replace) in a copy of the store, where times
+      may differ.
+    * ``old_digest``: identifies the old content (replace, and move of small files).
     """
 
     kind: Kind
@@ -107,12 +118,14 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A committed repair. ``inode``: the inode number of the repair's folder at the commit. A
-    different number proves that the store is a copy; the same number may be a coincidence.
-    ``times`` are the modification times (ns) that the folders in which names change had before the
-    repair. ``root`` is the real path of the store at that time; ``host`` is the name of the
-    machine, which is only shown; ``neighbours`` are files in folders outside of the store that no
-    step changes.
+    """A committed repair.
+
+    * ``inode``: the inode number of the repair's folder at the commit. A different number proves
+      that the store is a copy; the same number may be a coincidence.
+    * ``times``: the earlier modification times (ns) of the folders in which names change.
+    * ``root``: the real path of the store at the commit.
+    * ``neighbours``: files in folders outside of the store that no step changes.
+    * ``host``: the name of the machine, which is only shown.
     """
 
     id: str
@@ -309,8 +322,11 @@ def _read(path: str, most: int = -1) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A repair in the list of repairs. ``time``: when it was made (ms); ``actions``: number of
-    actions in its plan; ``files``: number of files and folders that its steps change.
+    """A repair in the list of repairs.
+
+    * ``time``: when it was made (ms).
+    * ``actions``: number of actions in its plan.
+    * ``files``: number of files and folders that its steps change.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Write patch files with the old and the new bytes of a patch, and copy these bytes to the target.
 
-A patch file contains the bytes of all spans of the patch, concatenated; zeros are holes if the file
-system supports holes, so that zeroing a gigabyte takes no space.
+A patch file contains the bytes of all spans of the patch, concatenated. Zeros are holes, if the
+file system supports holes, so a patch that zeroes a gigabyte takes no space.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def write_pieces(path: str, pieces: Iterable[OverlayPiece], mode: int = FILE_MOD
 
 
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
-    """Write the patch file with the present bytes of a target, with the target's mode. Bytes after
-    the end of the target count as zeros. ``source``: its file descriptor; ``name``: its path.
-    Raises: StoreIOError.
+    """Write the patch file with the present bytes of a target. Raises: StoreIOError.
+
+    It gets the target's mode. Bytes after the end of the target count as zeros. ``source``: the
+    target's file descriptor; ``name``: its path.
     """
     about = os.fstat(source)
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make",
@@ -123,8 +124,10 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileSta
 
 
 def set_length(fd: int, size: int, path: str) -> None:
-    """Set the length of a file. A target changes its length only if a patch reaches beyond its end,
-    so an undo removes only bytes from the repair, or zeros. Raises: StoreIOError.
+    """Set the length of a file. Raises: StoreIOError.
+
+    A target changes its length only if a patch reaches beyond its end. So an undo removes only
+    bytes from the repair, or zeros.
     """
     try:
         os.ftruncate(fd, size)

@@ -1,10 +1,10 @@
 """Delete the files that old repairs keep. Nothing else deletes kept bytes.
 
 The oldest repairs are pruned, up to the first one younger than the limit. So every repair that must
-be undone before a remaining repair also remains, and undoing a repair needs only its own kept
-files. A repair is given up by renaming its journal. Its staged and kept files then count as files
-of a repair that was never committed; they are deleted at once or, after a kill, by the next
-process.
+be undone before a remaining repair also remains. Undoing a repair needs only its own kept files.
+
+A repair is given up by renaming its journal. Its staged and kept files then count as files of a
+repair that was never committed. They are deleted at once or, after a kill, by the next process.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ _PRUNED = "pruned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """A repair that can be given up. ``bytes``: disk space of its kept files; ``log_files``: number
-    of complete log files among these, which may be the only copies.
+    """A repair that can be given up.
+
+    ``bytes``: disk space of its kept files; ``log_files``: number of complete log files among them,
+    which may be the only copies.
     """
 
     entry: HistoryEntry
@@ -136,8 +138,9 @@ def forget_note(root: str, repair_id: str) -> None:
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
-    """Yield folders with files of a repair that are on other file systems and were created before
-    the store was moved or copied. It is unknown whether these folders belong to this store.
+    """Yield folders with files of a repair that may not belong to this store.
+
+    They are on other file systems, and were created before the store was moved or copied.
     """
     with suppress(StoreIOError):
         noted = noted_staging_dirs(root, repair_id)

@@ -38,12 +38,14 @@ class Room(NamedTuple):
 def rooms(root: str, todo: Sequence[CheckedStep], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
-    """Return a `Room` for each file system that the checked steps write to. Its ``folder`` is the
-    root if the root is on that file system, else a folder of a step.
+    """Return a `Room` for each file system that the checked steps write to. Raises: StoreIOError.
 
-    ``folders``: for each step, the folder in which it stages its files; None: the folder of its
-    target. ``is_there``: function that returns whether a file is already on a device and needs only
-    to be renamed. Raises: StoreIOError.
+    Its ``folder`` is the root if the root is on that file system, else a folder of a step.
+
+    * ``folders``: for each step, the folder in which it stages its files; None: the folder of its
+      target.
+    * ``is_there``: function that returns whether a file is already on a device and needs only to be
+      renamed.
     """
     needed: dict[int, int] = {}
     where = {os.stat(root).st_dev: root}

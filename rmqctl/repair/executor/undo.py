@@ -37,8 +37,11 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A repair that was undone: its id, the number of its steps, and the folder (relative to the
-    store root) with the files that it had created. ``already``: whether it had been undone before.
+    """A repair that was undone.
+
+    * ``steps``: number of its steps.
+    * ``backup``: folder (relative to the store root) with the files that it had created.
+    * ``already``: whether it had been undone before.
     """
 
     id: str

@@ -41,11 +41,11 @@ _APART = 16
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
-    """Return whether the damaged bytes ``ours`` can be the remains of the message ``theirs``; None
-    if too few bytes are left to decide.
+    """Return whether the damaged bytes ``ours`` can be the remains of the message ``theirs``.
 
-    ``head``: size in bytes of the DLedger entry header before the message. It is compared as well,
-    because the same message may be in an entry with another index or term.
+    None if too few bytes are left to decide. ``head``: size in bytes of the DLedger entry header
+    before the message. That header is compared as well, because the same message may be in an entry
+    with another index or term.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     if len(here) != len(there) or not here.any():
@@ -77,8 +77,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether all differences between ``ours`` and ``theirs`` are zeroed bytes, plus either
-    one run of damage or a few flipped bits.
+    """Return whether zeroed bytes, plus one run of damage or a few flipped bits, explain all
+    differences.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -109,10 +109,9 @@ def _is_dense(differs: Array) -> bool:
 
 
 def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (physical offset, bytes) for each message of a source in a range; in a DLedger log, for
-    each entry.
+    """Yield (physical offset, bytes) for each message of a source in a range. Raises: StoreIOError.
 
-    Raises: StoreIOError.
+    In a DLedger log, each item is an entry.
     """
     position = item.start
     while position < item.end and (place := source.log.locate(position)) is not None:
@@ -132,11 +131,11 @@ def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
 
 def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSource], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges ``[start, end)`` of the source's messages that the remains of our records
-    contradict. If nothing is left of our record, the other sources decide by majority.
+    """Return the ranges ``[start, end)`` of the source's messages that our log contradicts.
 
-    ``replaced``: ascending ranges of our log that do not count as evidence, such as ranges that an
-    earlier repair wrote. Raises: StoreIOError.
+    The remains of our record decide. If nothing is left of it, the other sources decide by
+    majority. ``replaced``: ascending ranges of our log that do not count as evidence, such as
+    ranges that an earlier repair wrote. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -159,9 +158,10 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    """Return our bytes at a physical offset, with displaced sectors zeroed. The records in such a
-    sector have the physicalOffset of another page, so they prove nothing about the message that was
-    stored at this offset.
+    """Return our bytes at a physical offset, with displaced sectors zeroed.
+
+    The records in such a sector have the physicalOffset of another page. They prove nothing about
+    the message that was stored at this offset.
     """
     ours = bytearray(_ours(parts, start, size))
     part = _part(parts, start)
@@ -209,9 +209,10 @@ def _raw(source: LogSource, start: int) -> bytes | None:
 
 
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
-    """Return whether a source's message counts as evidence: it is intact, is not a filler and has
-    valid properties; if our index has keys for its physical offset, one of them is the message's. A
-    DLedger control entry always counts.
+    """Return whether a source's message counts as evidence.
+
+    It must be intact, not a filler, and have valid properties. If our index has keys for its
+    physical offset, one of them must be the message's. A DLedger control entry always counts.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True

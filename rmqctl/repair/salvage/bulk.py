@@ -1,10 +1,9 @@
-"""Write the fillers of a missing file with millions of known messages into a scratch file, by
-column.
+"""Write the fillers of a missing file with millions of known messages into a scratch file.
 
 A gigabyte of small messages is millions of consume queue entries. Their fillers are built from
-arrays ("by column"), without an object for each message, so that memory use stays small. Unusual
-entries (batches, several entries for one physical offset, overlapping messages) are handled one by
-one, like all other lost messages.
+arrays ("by column"), without an object for each message, to save memory. Unusual entries (batches,
+several entries for one physical offset, overlapping messages) are handled one by one, like all
+other lost messages.
 """
 
 from __future__ import annotations
@@ -64,8 +63,9 @@ class Bulk:
         return self.times[-1][1] if self.times else self.region.time
 
     def later(self, physical: int, time: int) -> None:
-        """Set the store time of all fillers from a physical offset on, unless ``time`` (ms) is
-        earlier than their present store time.
+        """Set the store time of all fillers from a physical offset on.
+
+        Nothing changes if ``time`` (ms) is earlier than their present store time.
         """
         if time > self.time:
             self.times.append((physical, time))
@@ -194,8 +194,8 @@ def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tup
         Bulk | None, list[FoundRow]]:
     """Return (the messages that can be handled by column, the entries of the other messages).
 
-    ``columns``: entries that point into ``region``, a complete missing file. ``limit``: greatest
-    physical offset at which the last message may end.
+    * ``columns``: entries that point into ``region``, a complete missing file.
+    * ``limit``: greatest physical offset at which the last message may end.
     """
     keys, queue, offset, physical, size = columns.sorted()
     least = np.array([Filler((FillerEntry(*key, 0),)).least(style) for key in keys], np.int64)

@@ -99,9 +99,11 @@ class Comparison:
     def settle(self) -> None:
         """Resolve the conflicts after both logs are compared.
 
-        If our consume queues and index match the source's record better, our record is damaged. If
-        they match our record better, and the conflict is the only one between two records that are
-        equal in both logs, the source's record is damaged and this is not a split brain.
+        If our consume queues and index match the source's record better, our record is damaged.
+
+        If they match our record better, the source's record may be damaged. This is believed if the
+        conflict is the only one between two records that are equal in both logs. It is then no
+        split brain.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()
@@ -364,8 +366,9 @@ def _is_torn(raw: bytes, other: bytes) -> bool:
 
 
 def _ask_doubtful(gone: EmptyRange, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
-    """Count which doubtful records of our log the source confirms and which it contradicts. Records
-    at offsets where the source has no message are not counted.
+    """Count which doubtful records of our log the source confirms and which it contradicts.
+
+    Records at offsets where the source has no message are not counted.
     """
     for place, size in gone.doubtful:
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
@@ -377,9 +380,11 @@ def _ask_doubtful(gone: EmptyRange, log: _PartsLog, theirs: _Side, comparison: C
 
 
 def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
-    """Return the physical offsets of our records after ``blank``, the source's end-of-file record,
-    if these records are in a stale page: the logs are equal before and after the page, and no entry
-    or index key points to the records. Otherwise return an empty list.
+    """Return the physical offsets of our records after ``blank`` if they are in a stale page, else
+    [].
+
+    ``blank``: the source's end-of-file record. The logs must be equal before and after the page,
+    and no entry or index key may point to the records.
     """
     before, behind = comparison.equal.before(blank.start), comparison.equal.behind(blank.end)
     place = log.locate(blank.start)

@@ -94,9 +94,9 @@ def is_zlib(body: bytes) -> bool:
 def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
     """Return the range that contains all bytes that are not text; None if all bytes are text.
 
-    Text is UTF-8 without control characters except tabs and line ends. ``properties``: whether the
-    content is a properties string, whose separators count as text. If the control characters alone
-    span a long range, that range is returned without the slow decoding of UTF-8.
+    Text is UTF-8 without control characters except tabs and line ends. In a properties string
+    (``properties``), separators count as text, too. If the control characters alone span a long
+    range, that range is returned without the slow decoding of UTF-8.
     """
     control = _CONTROL.search(content)
     if control is not None:
@@ -169,10 +169,13 @@ def is_json(body: bytes) -> bool:
 
 def most_json(size: int, seed: int, changed_body: Callable[[Random], bytes]) -> float:
     """Return an upper bound for the share of randomly changed bodies that are JSON (99.9 %
-    confidence); 1 if the bodies are too large for enough samples.
+    confidence).
 
-    ``size``: size of a body in bytes; larger bodies get fewer samples. ``seed``: the same seed
-    gives the same samples. ``changed_body``: function that returns a randomly changed body.
+    1 if the bodies are too large for enough samples.
+
+    * ``size``: size of a body in bytes; larger bodies get fewer samples.
+    * ``seed``: the same seed gives the same samples.
+    * ``changed_body``: function that returns a randomly changed body.
     """
     samples = min(_MAX_SAMPLES, _SAMPLED_BYTES // max(1, size))
     if samples < _MIN_SAMPLES:

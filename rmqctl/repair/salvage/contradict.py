@@ -1,13 +1,15 @@
 """Find intact records that contradict their queues, their neighbours or the index.
 
 Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
-properties that create entries in further queues. A consume queue entry alone does not prove that a
-message is wrong, because queue folders are copied and renamed. The entry is believed if the log
-lacks exactly the message that it describes, between other messages of that queue. If the entry is
-believed, but the record cannot be corrected, a filler replaces the record.
+properties that create entries in further queues.
 
-In benchmarks/stage_yields.py, 60 of 60 messages with a random queue offset are restored, 56 of 60
-with a random queue id (the others have no entry), and 60 of 60 with one changed byte in the topic.
+A consume queue entry alone does not prove that a message is wrong, because queue folders are copied
+and renamed. An entry is believed if the log lacks exactly the message that it describes, between
+other messages of that queue. If the record then cannot be corrected, a filler replaces it.
+
+In benchmarks/stage_yields.py, 60 of 60 messages with a random queue offset are restored, and 60 of
+60 with one changed byte in the topic. With a random queue id, 56 of 60 are restored; the others
+have no entry.
 """
 
 from __future__ import annotations
@@ -94,14 +96,16 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Return whether to believe an entry that contradicts a record: the log, and not only the
-        name of the queue's folder, must show that the entry's message is missing.
+        """Return whether to believe an entry that contradicts a record.
 
-        * If the record is in order in its queue, an entry with the record's size but another queue
-          or queue offset is not believed, unless it is in a light queue.
-        * If an entry of the record's own queue points to the record, or if the properties of a
-          batch confirm its queue offset, other entries of that queue are not believed.
-        * If the log has no message of the entry's queue, the entry is believed only if it is the
+        The log must show that the entry's message is missing; the name of the queue's folder is not
+        enough. Such an entry is not believed in these cases:
+
+        * The record is in order in its queue, and the entry has the record's size but another queue
+          or queue offset. Entries in light queues are an exception.
+        * The entry is in the record's own queue, and another entry of that queue points to the
+          record or the properties of a batch confirm its queue offset.
+        * The log has no message of the entry's queue. The entry is then believed only if it is the
           single entry of that queue and differs from the record in one bit.
         """
         own = os.fsdecode(record.topic), record.queue_id
@@ -239,8 +243,10 @@ class Contradictions:
         return unit is not None and unit.physical_offset == physical
 
     def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
-        """Return the record with properties that name the given entries: with one bit flipped if
-        that is enough, otherwise rewritten. Return None if neither is possible.
+        """Return the record with properties that name the given entries; None if that is
+        impossible.
+
+        One bit of the properties is flipped if that is enough, otherwise they are rewritten.
         """
         text = record.properties
         if len(text) > 4096:

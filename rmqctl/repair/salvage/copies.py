@@ -38,10 +38,12 @@ _KEPT = "this store's copy is kept, as preferred"
 class CopyResult:
     """Result of copying from the sources.
 
-    ``parts``: the files of the log with the copied bytes; ``files``: complete contents of some
-    files, by the file's first physical offset. ``places``: ranges ``[start, end)`` of copied bytes;
-    ``yielded``: ranges of our log that bytes of a preferred source replace. ``messages``: number of
-    copied messages; ``conflicts``: number of unresolved conflicts.
+    * ``parts``: the files of the log with the copied bytes.
+    * ``files``: complete contents of some files, by the file's first physical offset.
+    * ``places``: ranges ``[start, end)`` of copied bytes.
+    * ``yielded``: ranges of our log that bytes of a preferred source replace.
+    * ``messages``: number of copied messages.
+    * ``conflicts``: number of unresolved conflicts.
     """
 
     parts: list[LogPart]
@@ -59,8 +61,9 @@ class CopyResult:
 
     @property
     def void_from(self) -> int | None:
-        """Return the physical offset from which a preferred source replaces the rest of our log;
-        None if it does not. Entries that point after this offset are stale.
+        """Return the physical offset from which a preferred source replaces the rest of our log.
+
+        None if no source does. Entries that point after this offset are stale.
         """
         end = self.parts[-1].end
         return min((low for low, high in self.yielded if high >= end), default=None)

@@ -91,11 +91,10 @@ class Correction:
 
 
 class Chances:
-    """Expected number of wrong corrections of one repair. Each damaged record counts once, with its
-    chance of a false match, whether a correction was found or not.
+    """Expected number of wrong corrections of one repair.
 
-    Records without a correction use at most half of the limit, so that they cannot block all
-    others.
+    Each damaged record counts once, with its chance of a false match, even without a correction.
+    Records without a correction use at most half of the limit, so they cannot block all others.
     """
 
     def __init__(self) -> None:
@@ -116,12 +115,15 @@ class Chances:
 
 def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
               chances: Chances | None = None) -> Correction | str | None:
-    """Return the correction of a record that is at its own physical offset; the reason if a
-    correction exists but is not certain; None if no change explains the damage.
+    """Return the correction of a record that is at its own physical offset.
 
-    ``raw``: the bytes from which ``record`` was decoded. ``how``: the kind of changes to try.
-    ``sealed``: whether the store's messages have appended CRCs. ``chances``: shared by all records
-    of this repair.
+    If a correction exists but is not certain, return the reason. None if no change explains the
+    damage.
+
+    * ``raw``: the bytes from which ``record`` was decoded.
+    * ``how``: the kind of changes to try.
+    * ``sealed``: whether the store's messages have appended CRCs.
+    * ``chances``: shared by all records of this repair.
     """
     if how == "off":
         return None
@@ -163,12 +165,11 @@ def explained_by_body(record: Record) -> bool:
 
 
 def damaged_crc(record: Record) -> str | None:
-    """Return the proof, in words, that the body CRC is damaged and the body is intact; None if this
-    cannot be proven.
+    """Return the proof, in words, that the body CRC is damaged and the body is intact, or None.
 
-    No broker sets the highest bit of the CRC, so a CRC with this bit is damaged. The record's
-    physical offset and lengths are stored between CRC and body: if these are intact, the same run
-    of damage cannot have reached the body.
+    No broker sets the highest bit of the CRC, so a CRC with this bit is damaged. Physical offset
+    and lengths are stored between CRC and body. If they are intact, the same run of damage cannot
+    have reached the body.
     """
     if record.crc_ok or not record.body or not props.are_sound(record.properties) or (
             unpacks(record) is False) or has_bad_sectors(
@@ -230,8 +231,9 @@ def _field(raw: bytes, record: Record) -> Correction | None:
 
 def _only_candidate(raw: bytes, record: Record, at: int, after: bytes,
                     what: str) -> Correction | None:
-    """Return the correction of the bytes at ``at`` to their only possible value ``after`` if the
-    record then matches its appended CRC; else None.
+    """Return the correction of the bytes at ``at`` to their only possible value ``after``.
+
+    None if the record then does not match its appended CRC.
     """
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:
@@ -333,8 +335,10 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[ByteChange
 
 
 def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
-    """Return the correction of a damaged run at a known position; the reason if a correction exists
-    but is not certain; None if no run explains the damage.
+    """Return the correction of a damaged run at a known position.
+
+    If a correction exists but is not certain, return the reason. None if no run explains the
+    damage.
     """
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None

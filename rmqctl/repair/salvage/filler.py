@@ -86,8 +86,8 @@ class FillerEntry:
 class Style:
     """The common style of a store's fillers.
 
-    ``sealed``: whether they end with a ``__CRC32#`` property, as every message of the store does (a
-    broker with forceVerifyPropCRC truncates its log at a message without it). ``host``: store host
+    ``sealed``: whether they end with a ``__CRC32#`` property, as every message of the store does. A
+    broker with forceVerifyPropCRC truncates its log at a message without it. ``host``: store host
     (address, port).
     """
 
@@ -132,8 +132,9 @@ class Filler:
         return self.tight(style) + _MIN_BODY
 
     def tight(self, style: Style) -> int:
-        """Return the size of the record with an empty body, for a lost message without body and
-        properties. This size is only used if no neighbour can give up a byte for the body.
+        """Return the size of the record with an empty body.
+
+        It is for a lost message without body and properties, if no neighbour can give up a byte.
         """
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 

@@ -1,6 +1,6 @@
 """Keep damaged messages and mark them, instead of replacing them with fillers.
 
-Messages with damaged properties are always kept; messages with a damaged body are kept with
+Messages with damaged properties are always kept. Messages with a damaged body are kept with
 ``--keep-damaged``.
 
 The record keeps its offset, its size and its consume queue entry. Its CRC is recomputed, and the
@@ -16,8 +16,8 @@ The remaining space is filled with property separators, which every parser ignor
 §5.1).
 
 The compression flag of a body that cannot be decompressed is cleared: a client that fails to
-decompress a message drops it together with the rest of its pull. Inner batches and op messages are
-replaced by fillers, because brokers and clients parse their bodies.
+decompress a message drops it together with the rest of its pull. Brokers and clients parse the
+bodies of inner batches and op messages, so these are replaced by fillers.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ class KeptRecord(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: HoleEntries, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
-    """Return (the damaged records that can be delivered, the physical offsets of records that have
-    an intact body but no space for the mark). Raises: StoreIOError.
+    """Return the damaged records that can be delivered, and those without space for the mark.
 
-    Records are kept only if their offset and size are known, their physicalOffset is right, and a
-    consume queue entry or a gap in their queue confirms them. ``bodies``: whether records with a
+    The latter are given as physical offsets of records that have an intact body. Raises:
+    StoreIOError.
+
+    A record is kept only if its offset and size are known and its physicalOffset is right. A
+    consume queue entry or a gap in its queue must confirm it. ``bodies``: whether records with a
     damaged body are kept, too.
     """
     # The entries that may confirm a record.
@@ -100,11 +102,11 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
 
 def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
-    """Return (the bytes of the record with the mark and right CRCs; a text that names what was
-    dropped or shortened to make space for the mark). Return None if the space is not enough.
+    """Return (the record's bytes with the mark and right CRCs, the source of the space in words).
 
-    Damaged properties are dropped. An intact body may be compressed, but is never truncated.
-    ``sealed``: whether the store's records end with an appended CRC. ``wanted``: properties to add.
+    None if the space is not enough. Damaged properties are dropped. An intact body may be
+    compressed, but is never truncated. ``sealed``: whether the store's records end with an appended
+    CRC. ``wanted``: properties to add.
     """
     # A body that is marked as compressed but cannot be decompressed loses that mark.
     flags = record.sys_flag
@@ -145,8 +147,9 @@ def marked(record: Record, sealed: bool,
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:
-    """Return the number of bytes that are missing for the properties and the separator before the
-    appended CRC; 0 or less if the space is enough.
+    """Return the number of missing bytes for properties and the separator before the appended CRC.
+
+    It is 0 or less if the space is enough.
     """
     return len(text) + (sealed and not _is_closed(text)) - room
 

@@ -1,9 +1,11 @@
-"""Fill a damaged region completely: fillers of known messages at their physical offsets, other
-fillers between them.
+"""Fill a damaged region completely: fillers of known messages, and other fillers between them.
 
-How a region must end depends on what follows it: with a record that ends where the next record
-begins (``exact``), with an end-of-file record (``blank``) or, at the end of the log, with any
-record (``tail``). A region after the last used file becomes zeros (``zero``).
+The mode of a region says how it must end:
+
+* ``exact``: with a record that ends where the next record begins.
+* ``blank``: with an end-of-file record.
+* ``tail``: with any record, at the end of the log.
+* ``zero``: a region after the last used file becomes zeros.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ _SHARE = 64 << 10
 class FilledMessage:
     """A lost message that a filler represents.
 
-    ``physical``, ``size``: physical offset and size of the filler; None while unknown, with the
-    message somewhere in ``(low, high)``. ``by``: kind of evidence for the message. ``time``: its
-    store time (ms). ``lost_extent``: (physical offset, size) of the message itself; its filler may
-    be a byte larger.
+    * ``physical``, ``size``: physical offset and size of the filler, or None while unknown.
+    * ``low``, ``high``: range ``(low, high)`` that contains a message of unknown offset.
+    * ``by``: kind of evidence for the message.
+    * ``time``: its store time (ms).
+    * ``lost_extent``: (physical offset, size) of the message itself; its filler may be a byte
+      larger.
     """
 
     filler: Filler
@@ -184,8 +188,9 @@ class Filling:
         return waiting
 
     def _stretch(self, group: list[FilledMessage], end: int) -> None:
-        """Divide the space of a gap that ends at ``end`` among its messages of unknown size, so
-        that no space too small for a record remains.
+        """Divide the space of a gap that ends at ``end`` among its messages of unknown size.
+
+        No space that is too small for a record may remain.
         """
         if not group:
             return
@@ -204,10 +209,10 @@ class Filling:
             position += size
 
     def fill(self) -> Iterator[tuple[int, int, Parts]]:
-        """Yield (physical offset, size, parts) of the records in order; together these cover the
+        """Yield (physical offset, size, parts) of the records in order, which together cover the
         span.
 
-        ``short`` is set to the length of the span in bytes if that is too small for a record.
+        If the span is too small for a record, ``short`` is set to its length in bytes.
         """
         span, style = self.span, self.style
         position = span.start

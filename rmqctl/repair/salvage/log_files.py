@@ -29,8 +29,8 @@ _MIN_FILE = 4096
 _COPIED = "copied"
 _BLOCK = 1 << 20
 FAR = 64
-"""Maximum number of missing files between two files of a log. If more seem to be missing, one of
-the two files belongs to another log.
+"""Maximum number of missing files between two files of a log. A larger gap means that one of the
+two belongs to another log.
 """
 
 
@@ -57,10 +57,10 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPi
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
-    """Return the files that a complete log would have, without gaps, each of ``size`` bytes
-    (default: derived from the files).
+    """Return the files that a complete log would have, without gaps, each of ``size`` bytes.
 
-    Raises: RefusedError if the names or sizes of the files do not fit together.
+    The default size is derived from the files. Raises: RefusedError if the names or sizes of the
+    files do not fit together.
     """
     log = store.log
     size = size or file_size(store)
@@ -104,10 +104,10 @@ def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[Log
 
 
 def file_size(store: Store) -> int:
-    """Return the size in bytes of the log's files: the size of the longest file if the offsets in
-    all file names are multiples of it.
+    """Return the size in bytes of the log's files.
 
-    The most frequent size may be that of truncated files, and the distance between two names is too
+    It is the size of the longest file, if the offsets in all file names are multiples of it. The
+    most frequent size may be that of truncated files, and the distance between two names is too
     large if a file is missing. If all files are truncated, their size is the greatest common
     divisor of the offsets in their names.
     """
@@ -217,10 +217,10 @@ _LOST = "lost message"
 
 
 class Files:
-    """Builder of the steps that change the log's files; adds a description of each step to
-    ``actions``.
+    """Builder of the steps that change the log's files.
 
-    ``copied``: complete contents of files, by the file's first physical offset.
+    A description of each step is added to ``actions``. ``copied``: complete contents of files, by
+    the file's first physical offset.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, actions: list[Action],
@@ -305,8 +305,10 @@ class Files:
         return (Replace if part.base in self._own else Create)(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
-        """Return the modification time (ns) of a neighbouring file for a new file: a broker expires
-        files by this time. None if no file exists.
+        """Return the modification time (ns) of a neighbouring file for a new file; None if no file
+        exists.
+
+        A broker expires files by this time.
         """
         for part in [*reversed(parts[:number]), *parts[number + 1:]]:
             if part.path is not None:  # files written by column get this time, too

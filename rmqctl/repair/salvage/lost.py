@@ -49,9 +49,11 @@ _MAX_BATCH = (1 << 15) - 1
 class KnownLosses:
     """The lost messages that are known.
 
-    ``filled``: messages that get a filler. ``without_row``: (physical offset, size, record) of
-    damaged records without a consume queue entry. ``bulks``: messages of missing files that are
-    handled by column, by the start of the file. ``notes``: warnings for the user.
+    * ``filled``: messages that get a filler.
+    * ``without_row``: (physical offset, size, record) of damaged records without a consume queue
+      entry.
+    * ``bulks``: messages of missing files that are handled by column, by the start of the file.
+    * ``notes``: warnings for the user.
     """
 
     filled: list[FilledMessage] = field(default_factory=list)
@@ -288,9 +290,9 @@ class Collector:
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
     """Return the size in an entry, corrected if it is certainly wrong.
 
-    If a message of that size would reach beyond the region, one bit of the size is flipped so that
-    the message ends where the next message or intact bytes begin. If no bit or several bits do
-    that, the size is returned unchanged.
+    A size that reaches beyond the region is wrong. One bit of it is flipped so that the message
+    ends where the next message or intact bytes begin. If no bit or several bits do that, the size
+    is returned unchanged.
     """
     if physical + size <= region.end:
         return size
@@ -311,8 +313,9 @@ def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
 
 
 def _between(time: int | None, region: Region) -> int | None:
-    """Return the store time in an entry if it is between those of the messages before and after the
-    region; else None.
+    """Return the store time in an entry, or None.
+
+    It counts only if it is between those of the messages before and after the region.
     """
     if time is None or time <= 0:
         return None
@@ -342,8 +345,8 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: H
                   end: int) -> LostMessages:
     """Return the lost messages in order of physical offset, with messages of unknown offset last.
 
-    Messages after ``end``, the end of the log's last file, are included if consume queue entries
-    point to them. A message that is known only from the index is listed with its keys only.
+    ``end`` is the end of the log's last file. Messages after it are included if consume queue
+    entries point to them. A message that is known only from the index is listed with its keys only.
     """
     regions = list(survey.regions)
     if evidence.beyond:

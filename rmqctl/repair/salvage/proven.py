@@ -183,11 +183,10 @@ def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 
 def _same_message(ours: bytes, theirs: bytes) -> bool | None:
-    """Return whether ``ours`` is what is left of the complete record ``theirs`` at the same
-    physical offset; None if unknown.
+    """Return whether ``ours`` is what is left of the complete record ``theirs`` at the same offset.
 
     True if body CRC, queue offset and store time are equal, or if an earlier repair kept the record
-    with its damage. False if at least two of these fields and the size differ.
+    with its damage. False if at least two of these fields and the size differ. None if unknown.
     """
     try:
         record = decode(theirs)
@@ -215,8 +214,9 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange) -> None:
-    """Compare our records in misplaced pages with the source's records at the right offsets; add
-    the records that agree, and those that contradict, to ``stretch``.
+    """Compare our records in misplaced pages with the source's records at the right offsets.
+
+    Records that agree, and records that contradict, are added to ``stretch``.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
@@ -294,8 +294,9 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 
 def _agreement(stretch: EmptyRange) -> str:
-    """Describe how many of this store's entries, index keys and records agree with the source;
-    return an empty text if none does.
+    """Describe how many of this store's entries, index keys and records agree with the source.
+
+    The text is empty if none does.
     """
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),

@@ -58,20 +58,26 @@ _OTHER_WAYS = ("--correct byte and --keep-damaged reduce their number; --fillers
 class Salvage:
     """The planned log, and the steps that create it.
 
-    ``parts``: the files of the log with all changes applied. ``steps``: create and patch commitlog
-    files, and move empty ones aside. ``lost``: the first lost messages; ``lost_total``: number of
-    all. ``log_end``: physical offset at which the next message is appended. ``restored``: number of
-    messages that are restored completely. ``notes``: warnings for the user. ``inner_batch_topics``:
-    topics whose messages show that they have batch queues. ``ambiguous``: number of skipped records
-    that may be messages. ``messages``: number of intact messages. ``conflicts``: number of
-    positions at which a source has different intact messages and the user has not chosen between
-    them and ours. ``wrong_topics``: number of messages that keep an invalid topic.
-    ``kept_damaged``: number of messages that are delivered although a part of them is lost.
-    ``void_from``: physical offset from which a preferred source's log replaces the rest of ours.
-    ``unmarked``: number of messages with damaged properties that are not changed. ``dropped``: lost
-    messages without a filler. ``wrong_corrections``: expected number of wrong corrections
-    (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: number of fillers. ``verdicts``:
-    verdicts on complete records that do not count as messages, by physical offset.
+    * ``parts``: the files of the log with all changes applied.
+    * ``steps``: create and patch commitlog files, and move empty ones aside.
+    * ``lost``: the first lost messages; ``lost_total``: number of all.
+    * ``log_end``: physical offset at which the next message is appended.
+    * ``notes``: warnings for the user.
+    * ``restored``: number of messages that are restored completely.
+    * ``inner_batch_topics``: topics whose messages show that they have batch queues.
+    * ``ambiguous``: number of skipped records that may be messages.
+    * ``messages``: number of intact messages.
+    * ``kept_damaged``: number of messages that are delivered although a part of them is lost.
+    * ``conflicts``: number of positions at which a source has different intact messages, and the
+      user has not chosen between them and ours.
+    * ``wrong_topics``: number of messages that keep an invalid topic.
+    * ``void_from``: physical offset from which a preferred source's log replaces the rest of ours.
+    * ``unmarked``: number of messages with damaged properties that are not changed.
+    * ``dropped``: lost messages without a filler.
+    * ``wrong_corrections``: expected number of wrong corrections
+      (`rmqctl.repair.salvage.correct.Chances`).
+    * ``fillers``: number of fillers.
+    * ``verdicts``: verdicts on complete records that do not count as messages, by physical offset.
     """
 
     parts: tuple[LogPart, ...]
@@ -110,18 +116,21 @@ def salvage(store: Store, generation: int | None = None, *,
             sources: Sequence[LogSource] = (), keep_ours: bool = False) -> Salvage:
     """Plan the repair of a log; nothing is changed.
 
-    ``generation``: major version (4 or 5) of the broker whose rules apply; default: the store's.
-    ``scratch``: folder in which missing files with very many messages are built, instead of in
-    memory; it must exist until the steps are carried out. ``missing_file``: how to replace a file
-    that is missing between others: with fillers for the known messages, or with one blank record.
-    ``ambiguous``: what to do with complete records after damage that may be messages or part of a
-    body. ``correct``: how much of a record may be changed if its CRC proves the original.
-    ``keep_damaged``: whether to deliver messages with a body that cannot be corrected, marked as
-    damaged. ``fillers``: ``none`` creates no fillers. ``progress``: called with the bytes read.
-
-    ``sources``: other stores with the same log, from which lost bytes are copied first; they must
-    stay open. ``keep_ours``: whether to keep our messages where a source has different intact
-    messages.
+    * ``generation``: major version (4 or 5) of the broker whose rules apply; default: the store's.
+    * ``missing_file``: how to replace a file that is missing between others: with fillers for the
+      known messages, or with one blank record.
+    * ``ambiguous``: what to do with complete records after damage that may be messages or part of a
+      body.
+    * ``progress``: called with the bytes read.
+    * ``scratch``: folder in which missing files with very many messages are built, instead of in
+      memory. It must exist until the steps are carried out.
+    * ``correct``: how much of a record may be changed if its CRC proves the original.
+    * ``keep_damaged``: whether to deliver messages with a body that cannot be corrected, marked as
+      damaged.
+    * ``fillers``: ``none`` creates no fillers.
+    * ``sources``: other stores with the same log, from which lost bytes are copied first. They must
+      stay open.
+    * ``keep_ours``: whether to keep our messages where a source has different intact messages.
 
     Raises: StoreIOError; RefusedError for a source with another log, and for files whose names or
     sizes no broker can have written.
@@ -437,8 +446,9 @@ class _Job:
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
-        """Return (region, span to fill) pairs, with the mode of each span. In a file that is
-        handled by column, only the gaps are spans.
+        """Return (region, span to fill) pairs, with the mode of each span.
+
+        In a file that is handled by column, only the gaps are spans.
         """
         last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)

@@ -5,14 +5,14 @@ the 31 stored bits of the CRC determine the only possible original. At a wrong p
 have 256^k values, of which one in 2^31 matches by chance. So only a few positions may be tried, and
 the damaged bytes must show them:
 
-* bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
-  NULs are exactly the run, because other cleared bytes next to them would be NULs as well;
-* each run of NULs in a body that is not text;
-* bytes before and after a 4,096- or 512-byte boundary of the log, where writes are torn.
+* Bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
+  NULs are exactly the run, because other cleared bytes next to them would be NULs as well.
+* Each run of NULs in a body that is not text.
+* Bytes before and after a 4,096- or 512-byte boundary of the log, where writes are torn.
 
 If that is not enough proof, all restored bytes of a text must have values that occur elsewhere in
-the text; if even that is not enough, the result must be JSON. A zlib stream must end with its right
-checksum.
+the text. If that is still not enough, the result must be JSON. A zlib stream must end with its
+right checksum.
 
 In benchmarks/stage_yields.py, 31 of 55 bodies with two to four damaged bytes before or after a
 sector boundary are restored.

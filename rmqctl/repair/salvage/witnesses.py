@@ -25,8 +25,8 @@ from rmqctl.store.store import Store
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
-"""Fields to compare if the old bytes cannot be decoded as a record; if none of these fields
-changed, the record's lengths were wrong.
+"""Fields to compare if the old bytes cannot be decoded as a record. If none of them changed, the
+record's lengths were wrong.
 """
 
 

@@ -30,9 +30,7 @@ class BatchQueue:
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """Return all entries of file ``number``, used or not. A hole in the file is returned as one
-        entry, whatever its size.
-        """
+        """Return all entries of file ``number``, used or not; a hole in the file is one entry."""
         parts, place = [], 0
         with self.files[number].open() as source:
             while place < source.size:

@@ -170,8 +170,10 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic like `topic_rows`. In a view with compacted topics, a queue that
-    a broker reads from a compaction log has the contents of that log.
+    """Return the queues of a topic like `topic_rows`, with the contents of their compaction logs.
+
+    This applies only in a view with compacted topics, and only to queues that a broker reads from a
+    compaction log.
     """
     queues = topic_rows(store, topic, queue_id, view, report)
     if not view.compacted or view.generation < _SINCE:
@@ -189,11 +191,9 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """Return the first queue offset whose message is still in the commitlog. Return `LAST` if the
-    topic does not have this queue, because in that case the commitlog contains none of its
-    messages.
+    """Return the first queue offset whose message is still in the commitlog. Raises: StoreIOError.
 
-    Raises: StoreIOError.
+    `LAST` if the topic does not have this queue: the commitlog then contains none of its messages.
     """
     queue = store.known_queue(topic, queue_id)
     if queue is None:

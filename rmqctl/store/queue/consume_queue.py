@@ -1,8 +1,7 @@
-"""The consume queue of one topic and queue id: entries by queue offset, and the bounds that a
-broker computes.
+"""The consume queue of one topic and queue id: entries by queue offset, and a broker's bounds.
 
-The bounds follow the broker's recovery of a queue (spec: consumequeue.md §5-§6): the queue ends at
-the first unused entry of a file, entries whose record is not in the log do not count, and padding
+The bounds follow the broker's recovery of a queue (spec: consumequeue.md §5-§6). The queue ends at
+the first unused entry of a file. Entries whose record is not in the log do not count, and padding
 entries are not messages.
 """
 
@@ -48,8 +47,12 @@ class ConsumeQueue:
 
     An entry is a unit of 20 bytes, found by its queue offset; an entry that was never written reads
     as zeros. `FileQueue` reads entries from files, `rmqctl.store.rocksdb.queues.RocksQueue` from a
-    database. ``exists``: whether any part of the queue exists. ``files``: its files, if it has any;
-    ``folder``: its path; ``troubles``: its unusable parts.
+    database.
+
+    * ``exists``: whether any part of the queue exists.
+    * ``folder``: its path.
+    * ``files``: its files, if it has any.
+    * ``troubles``: its unusable parts.
     """
 
     file_size = 0
@@ -72,10 +75,10 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def units(self, first: int, count: int) -> Array:
-        """Return the entries ``[first, first + count)`` as a structured array, which ends early at
-        a missing file or at the end of the queue.
+        """Return the entries ``[first, first + count)`` as a structured array. Raises:
+        StoreIOError.
 
-        Raises: StoreIOError.
+        The array ends early at a missing file or at the end of the queue.
         """
         raise NotImplementedError
 
@@ -223,9 +226,10 @@ class FileQueue(ConsumeQueue):
         broker, only these two entries are read.
         """
         self._rows: dict[int, bytes] = {}
-        """All entries of each file that has only a few entries, by the file's number. If a broker
-        has many queues, most files have few entries. They need not be read again, because written
-        entries do not change.
+        """All entries of each file that has only a few entries, by the file's number.
+
+        If a broker has many queues, most files have few entries. Written entries do not change, so
+        they need not be read again.
         """
         self._leading: dict[int, bytes] = {}
         """The valid entries at the start of each longer file, by the file's number."""
@@ -451,11 +455,10 @@ class FileQueue(ConsumeQueue):
             log_end)
 
     def truncated(self, log_end: int) -> int:
-        """Return the queue offset after the last entry that a broker keeps when it truncates the
-        log at ``log_end``.
+        """Return the queue offset after the last entry that a broker keeps.
 
-        spec: consumequeue.md §6, truncateDirtyLogicFiles, which accepts the first unit of a file
-        without checking its size.
+        The broker truncates its log at ``log_end`` (spec: consumequeue.md §6). Its
+        truncateDirtyLogicFiles accepts the first unit of a file without checking its size.
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]

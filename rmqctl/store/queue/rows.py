@@ -27,8 +27,8 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
-"""Maximum number of milliseconds by which a broker's clock is assumed to have been set back, so
-that store times are not ascending. A search by time is extended by this number.
+"""Maximum number of milliseconds by which a broker's clock is assumed to have been set back. A
+search by time is extended by this number.
 """
 
 
@@ -55,8 +55,10 @@ class QueueRows(Protocol):
 
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
             tuple[Array, Array, Array]]:
-        """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``. With
-        ``tags`` (hashes), only rows that may point to a message with one of these tags are yielded.
+        """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``.
+
+        With ``tags`` (hashes), only rows that may point to a message with one of these tags are
+        yielded.
         """
         ...
 

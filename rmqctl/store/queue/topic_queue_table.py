@@ -1,8 +1,8 @@
 """The topicQueueTable: the next queue offset of every queue (spec: recovery.md §5).
 
 A broker keeps this table in memory and rebuilds it from the consume queues when it starts. This
-module computes it in one pass over the commitlog, and also from the consume queues, so that the
-results can be compared. The keys of a broker's table are ``topic-queueId``.
+module computes it in one pass over the commitlog, and also from the consume queues, to compare the
+results. The keys of a broker's table are ``topic-queueId``.
 """
 
 from __future__ import annotations
@@ -148,8 +148,11 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _RangeReach:
-    """The result for one range of the log. ``reach``: the queue offsets in the range; ``spans``:
-    its damaged spans; ``troubles``: its unreadable parts.
+    """The result for one range of the log.
+
+    * ``reach``: the queue offsets in the range.
+    * ``spans``: its damaged spans.
+    * ``troubles``: its unreadable parts.
     """
 
     first: int

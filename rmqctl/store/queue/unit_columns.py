@@ -92,10 +92,8 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
     """Yield the used entries with numbers ``[start, end)`` of an index file. Columns:
     `INDEX_COLUMNS`.
 
-    The number of used entries is in the header; the first one has the number 1. ``shape``: the
-    shape of the file; if None, it is determined from the file.
-
-    Raises: StoreIOError like `index_entries`.
+    The first used entry has the number 1, and the header contains their number. ``shape``: the
+    shape of the file (None: determine it from the file). Raises: StoreIOError like `index_entries`.
     """
     index = _open_index(file, shape)
     if index is None:

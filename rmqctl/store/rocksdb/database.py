@@ -1,8 +1,7 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
 Even for reading, the RocksDB library writes into the folder that it opens. So it opens a temporary
-folder instead (`mirror`), which is removed at the end. Entries in the write-ahead logs are also
-read.
+folder instead (`mirror`). Entries in the write-ahead logs are also read.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""``_TRIES``: maximum number of attempts to read a database whose files vanish because a running
-broker deletes them. ``_PAUSE``: seconds between two attempts.
+"""Attempts to read a database whose files vanish because a running broker deletes them.
+
+* ``_TRIES``: maximum number of attempts.
+* ``_PAUSE``: seconds between two attempts.
 """
 _OPEN_TABLES = 500
 """Maximum number of open tables. They stay open because a running broker may delete their files,
@@ -94,12 +95,11 @@ class Database(Closing):
     def items(self, family: str, start: bytes = b"", end: bytes | None = None) -> Iterator[
             tuple[bytes, bytes]]:
         """Yield (key, value) for the keys of a family in ``[start, end)``, in ascending order of
-        their bytes.
+        bytes.
 
         Items are read on demand, so memory does not grow with their number. A family that does not
-        exist has no items.
-
-        Raises: FormatError at the first unreadable item, after all earlier items were yielded.
+        exist has no items. Raises: FormatError at the first unreadable item, after all earlier
+        items.
         """
         if family not in self.families:
             return
@@ -121,8 +121,9 @@ class Database(Closing):
         return items
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
-        """Raise FormatError unless the iteration over the library's items reached the end. The
-        iteration also stops, without an error, at a damaged block; only a cursor shows the
+        """Raise FormatError unless the iteration over the library's items reached the end.
+
+        The iteration also stops, without an error, at a damaged block. Only a cursor shows the
         difference.
         """
         with self._telling(family):
@@ -131,10 +132,9 @@ class Database(Closing):
             cursor.status()
 
     def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """Return the (key, value) with the greatest key in ``[start, end)`` of a family; None if
-        the range is empty.
+        """Return the (key, value) with the greatest key in ``[start, end)`` of a family.
 
-        Raises: FormatError if it cannot be read.
+        None if the range is empty. Raises: FormatError if it cannot be read.
         """
         if family not in self.families:
             return None

@@ -1,9 +1,9 @@
-"""The temporary folder in which the RocksDB library opens a database: links to the tables, and
-copies of the files that may change.
+"""The temporary folder in which the RocksDB library opens a database.
 
-The MANIFEST and the write-ahead logs are copied, because both the library and a running broker
-write to these files. A store must not be able to fill the disk of the machine that reads it, so the
-size of the copies is limited, holes stay holes, and the free space is checked first.
+It has links to the tables, and copies of the MANIFEST and the write-ahead logs, because the library
+and a running broker write to these files. A store must not be able to fill the disk of the machine
+that reads it. So the size of the copies is limited, holes stay holes, and the free space is checked
+first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ MAX_COPY = 4 << 30
 are smaller.
 """
 MAX_RECORD = 16 << 20
-"""Maximum size in bytes of a record in MANIFEST and write-ahead logs. A broker's records are far
-smaller, and to read a record, the library needs many times its size in memory.
+"""Maximum size in bytes of a record in MANIFEST and write-ahead logs.
+
+A broker's records are far smaller. To read a record, the library needs many times its size in
+memory.
 """
 _SPARE = 64 << 20
 """Minimum bytes that must remain free in the temporary folder."""
@@ -58,8 +60,8 @@ class _Copied(NamedTuple):
 
 
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
-    """Fill the folder that the library opens; return the number of tables, and a text about damage
-    in the logs.
+    """Fill the folder that the library opens; return (number of tables, texts about damage in the
+    logs).
 
     Raises: FormatError for damage, StoreIOError for files that are too large or unreadable,
     VanishedError.

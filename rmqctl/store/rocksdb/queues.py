@@ -45,10 +45,10 @@ _PAGE = 1 << 15
 class RocksQueues(Closing):
     """All queues of the database in ``folder``, which is opened immediately.
 
-    ``leads`` decides whether a left-over row counts (None: all left-over rows count). ``stop``:
-    rows that point to this physical offset or after it are ignored, as if they had not been written
-    yet (None: no row is ignored). ``damage``: sentences that describe damage in parts of the
-    database.
+    * ``leads``: function that decides whether a left-over row counts (None: all count).
+    * ``stop``: rows that point to this physical offset or after it are ignored, as if they had not
+      been written yet (None: no row is ignored).
+    * ``damage``: sentences that describe damage in parts of the database.
 
     Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
     """
@@ -160,10 +160,14 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a database. A queue offset whose row is missing or in a damaged
-    block reads as an entry that was never written, except that `units` raises an exception for a
-    damaged block. ``unread``: the queue offsets of requested rows that could not be read, as
-    ascending intervals; ``why_unread``: the reason.
+    """The rows of one queue in a database.
+
+    A queue offset whose row is missing or in a damaged block reads as an entry that was never
+    written. Only `units` raises an exception for a damaged block.
+
+    * ``unread``: the queue offsets of requested rows that could not be read, as ascending
+      intervals.
+    * ``why_unread``: the reason.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
@@ -185,8 +189,8 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def least(self) -> PositionRecord | None:
-        """The broker's note of the first row ("min"), which it writes when the row is first
-        requested; None if it does not exist.
+        """The broker's note of the first row ("min"), written when that row is first requested, or
+        None.
         """
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 

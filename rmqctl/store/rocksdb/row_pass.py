@@ -1,8 +1,7 @@
-"""One pass over the rows of all queues of a database, with one cursor: the first and last row of
-each queue, and all rows of short queues.
+"""One pass over the rows of all queues of a database, with one cursor.
 
-A database may have more queues than messages, and then a look-up for each queue costs more than
-reading all rows.
+It finds the first and last row of each queue, and all rows of short queues. A database may have
+more queues than messages. Then a look-up for each queue costs more than reading all rows.
 """
 
 from __future__ import annotations
@@ -46,9 +45,12 @@ class Ends(NamedTuple):
 
 
 class RowPass:
-    """The pass over all rows. ``noted``: the key prefixes of known queues, ascending; after a
-    damaged block, the pass continues at the next of these prefixes. ``odd`` is called for a row
-    with an irregular key, ``damaged`` for a damaged block.
+    """The pass over all rows.
+
+    * ``noted``: the key prefixes of known queues, ascending. After a damaged block, the pass
+      continues at the next of these prefixes.
+    * ``odd``: called for a row with an irregular key.
+    * ``damaged``: called for a damaged block.
     """
 
     def __init__(self, database: Database, noted: Sequence[bytes],
@@ -58,8 +60,9 @@ class RowPass:
         self._numbers, self._values = array("q"), bytearray()
 
     def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
-        """Yield (queue, ends) for all queues with rows; the ends are None if a row of the queue is
-        unreadable or irregular.
+        """Yield (queue, ends) for all queues with rows.
+
+        The ends are None if a row of the queue is unreadable or irregular.
         """
         cursor = self._database.cursor(ROWS)
         start: bytes | None = b""
@@ -88,8 +91,9 @@ class RowPass:
             yield (os.fsdecode(place[0]), place[1]), ends
 
     def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
-        """Return the ends of the queue whose first row is at the cursor; move the cursor to the
-        next queue, or to a key before it.
+        """Return the ends of the queue whose first row is at the cursor.
+
+        The cursor moves to the next queue, or to a key before it.
         """
         size = len(prefix) + _OFFSET
         numbers: list[int] = []

@@ -96,9 +96,10 @@ class Flags:
 
     def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
             CorrectedFlags | None):
-        """Return the record at a physical offset with its original flags; None if the flags are
-        right or the original is unknown. ``rows``: entries that point to the record; ``times``:
-        store times of the messages before and after it. Raises: StoreIOError.
+        """Return the record at a physical offset with its original flags. Raises: StoreIOError.
+
+        None if the flags are right or the original is unknown. ``rows``: entries that point to the
+        record; ``times``: store times of the messages before and after it.
         """
         stored = field_of(raw, "sys_flag")
         if self._survey.has_crcs and append_crc.stored(raw) is not None:
@@ -241,8 +242,9 @@ class Flags:
 
 
 def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
-    """Return the record with hosts of these widths and all other flags 0; None unless the record is
-    then complete and its hosts and store time are possible.
+    """Return the record with hosts of these widths and all other flags 0, or None.
+
+    The record must then be complete, and its hosts and store time must be possible.
     """
     if not has_room_for_body(raw, bits):
         return None  # the usual case

@@ -1,23 +1,29 @@
 """Correct header fields of intact messages whose values no broker can have written.
 
 An invalid port or an unknown compression makes a client give up in the middle of a pull, so these
-values are always replaced. The store host is taken from the neighbouring messages, and the
-compression is derived from the body. A port with one flipped bit above its lower 16 bits is reduced
-to these 16 bits. Unknown values are not invented: an unknown port becomes 0, which every client
-accepts; a message with unknown compression is replaced by a filler. A message with an invalid
-numeric property is also replaced by a filler if no other field proves the value, because a broker
-would truncate the log at this message.
+values are always replaced:
 
-A store time is corrected by `times`. The offset of a half message is found with the help of the
-half message itself; if that fails, it is set to 0. A negative reconsume count becomes its lower 16
-bits if one flipped bit explains it, else 0, as in a first delivery; an appended CRC that covers the
-negative count is recomputed. A negative queue id is replaced by the id of the only queue of the
-topic that lacks exactly this message.
+* The store host is taken from the neighbouring messages, the compression is derived from the body.
+* A port with one flipped bit above its lower 16 bits is reduced to these 16 bits.
+* An unknown port becomes 0, which every client accepts.
+* A message with unknown compression is replaced by a filler.
 
-In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value: the offset of
+An invalid numeric property makes a broker truncate the log. If no other field proves its value, a
+filler replaces the message.
+
+Other fields:
+
+* Store time: corrected by `times`.
+* Offset of a half message: found with the half message itself, else set to 0.
+* Negative reconsume count: becomes its lower 16 bits if one flipped bit explains it, else 0. An
+  appended CRC that covers the negative count is recomputed.
+* Negative queue id: replaced by the id of the only queue of the topic that lacks exactly this
+  message.
+
+In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value. The offset of
 the half message is restored in all of them, the store host in 55, the reconsume count in 34, and
-the born host in none. If only one bit of the field is flipped, the born host is restored in 10 of
-60 messages, and the reconsume count in 21.
+the born host in none. If only one bit is flipped, the born host is restored in 10 of 60 messages,
+and the reconsume count in 21.
 """
 
 from __future__ import annotations
@@ -203,8 +209,9 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(number: bytes) -> list[bytes]:
-    """Return all decimal numbers that differ from these bytes in one bit; an empty list if there
-    are too many bytes for a number.
+    """Return all decimal numbers that differ from these bytes in one bit.
+
+    The list is empty if there are too many bytes for a number.
     """
     if len(number) > _MAX_DIGITS:
         return []
@@ -214,8 +221,9 @@ def _digits_one_bit_off(number: bytes) -> list[bytes]:
 
 
 def _one_bit(number: int) -> int | None:
-    """Return the lower 16 bits of a port or reconsume count if just one of the upper 16 bits is
-    set, else None.
+    """Return the lower 16 bits of a port or reconsume count.
+
+    None unless exactly one of the upper 16 bits is set.
     """
     high = (number & 0xFFFFFFFF) >> 16
     return number & rules.MAX_PORT if high.bit_count() == 1 else None
@@ -226,8 +234,9 @@ def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with the id of the only queue of the topic that lacks exactly this message,
-    if no other message with an invalid queue claims the same queue offset.
+    """Return the record with the id of the only queue of the topic that lacks exactly this message.
+
+    The record is unchanged if another message with an invalid queue claims the same queue offset.
     """
     if evidence.records.is_replaced(record.physical_offset):  # corrected from an entry
         return record, ""
@@ -242,8 +251,10 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with queue offset 0. If its queue lacks exactly this message, the
-    transaction bits are wrong instead, and the record is returned unchanged.
+    """Return the record with queue offset 0, and the correction in words.
+
+    If its queue lacks exactly this message, the transaction bits are wrong, not the queue offset.
+    The record is then returned unchanged.
     """
     topic = os.fsdecode(record.topic)
     if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):

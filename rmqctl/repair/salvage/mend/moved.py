@@ -1,7 +1,7 @@
 """Put back two swapped pages (512 bytes or 4 KiB) of a log.
 
 A record's own physical offset is not proof: a producer may put a complete record with any offset
-into a message body. So two pages are swapped back only if every byte of both then belongs to an
+into a message body. So two pages are swapped back only if every byte of the two then belongs to an
 intact record. No producer can forge that without knowing the bytes of the other page.
 
 In benchmarks/stage_yields.py, two pages are swapped in each of 60 stores, and 361 of the 442
@@ -127,8 +127,10 @@ def _part_of(parts: Sequence[LogPart], place: int) -> int:
 
 def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
              pieces: dict[int, list[OverlayPiece]]) -> list[Swap]:
-    """Return the swaps that fit: with all swaps applied, every byte of both pages belongs to an
-    intact record or a blank, or is after the end of the log.
+    """Return the swaps that fit.
+
+    With all swaps applied, every byte of the swapped pages must belong to an intact record or a
+    blank, or be after the end of the log.
     """
     # The log with all swaps applied, and its intact ranges.
     changed_parts = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
@@ -175,10 +177,9 @@ def _magics(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
-    """Yield (position, record) for complete records whose physical offset field names another
-    position.
+    """Yield (position, record) for records whose physical offset field names another position.
 
-    For an incomplete record, the value of its physical offset field is yielded instead of the
+    For an incomplete record, the value of its physical offset field is yielded in place of the
     record.
     """
     for position in _magics(source, start, end):

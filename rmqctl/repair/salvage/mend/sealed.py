@@ -36,8 +36,11 @@ _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
 """Maximum numbers of values to try for: flags, queue id, reconsume count, and missing queue offset.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
-"""Limits in milliseconds: time from born to store time, lead of a producer's clock, and time
-between the messages before and after.
+"""Limits in milliseconds.
+
+* ``_ON_THE_WAY``: time from born to store time.
+* ``_AHEAD``: lead of a producer's clock.
+* ``_BETWEEN``: time between the messages before and after.
 """
 Times = tuple[int | None, int | None]
 Candidates = tuple[str, int, int, Array]

@@ -61,8 +61,10 @@ class Between(NamedTuple):
         return self.low <= time <= self.high
 
     def by_no_chance(self, time: int, stored: int) -> bool:
-        """Return whether a wrong clock is an unlikely explanation: the span between the neighbours
-        is short compared with the difference that the flipped bit makes.
+        """Return whether a wrong clock is an unlikely explanation.
+
+        It is if the flipped bit makes a large difference compared with the span between the
+        neighbours.
         """
         return abs(time - stored) > 64 * (self.high - self.low)
 

@@ -1,18 +1,18 @@
 """Correct the damaged topic of a message with the index, or with the queue that lacks this message.
 
-No body CRC covers a topic. A topic that no broker can have written is recognised as such; any other
-topic is suspected if its message is the only message of its queue, or is out of order in its queue.
+No body CRC covers a topic. A topic that no broker can have written is recognised as such. Any other
+topic is suspected if its message is the only one of its queue, or is out of order in its queue.
+
 If an entry points to the message, `contradict` has already used that entry. Otherwise the original
 topic is found with one of these structures:
 
-* The index, if it has entries for the message's physical offset: the original is the topic with
-  which the message's keys have the hashes of these entries. It must be a topic that the store
+* The index, if it has entries for the message's physical offset. With the original topic, the
+  message's keys have the hashes of these entries. The original must be a topic that the store
   knows, or the stored topic with one bit corrected.
-* The queues, if the index has no entries for the message: the original is the only topic of the
-  same length whose queue lacks exactly this message, either between two of its messages or, in a
-  log that begins at 0, at its end. If the stored topic could be valid, it must also be unknown to
-  the store and differ from the other topic in one byte, and its message must not be the first of a
-  queue.
+* The queues, if the index has no entries for the message. The original is the only topic of the
+  same length whose queue lacks exactly this message: between two of its messages or, in a log that
+  begins at 0, at its end. A stored topic that could be valid must also be unknown to the store and
+  differ from the original in one byte, and its message must not be the first of a queue.
 
 A known topic is doubtful if its message is out of order and another topic lacks this message.
 Nothing is corrected if the evidence is contradictory or several topics are possible.
@@ -74,8 +74,9 @@ class CorrectedTopic(NamedTuple):
 
 
 def is_impossible(topic: bytes) -> bool:
-    """Return whether no broker can have written a topic: it is not a valid folder name, not UTF-8,
-    or contains control characters.
+    """Return whether no broker can have written a topic.
+
+    Such a topic is not a valid folder name, is not UTF-8, or contains control characters.
     """
     name = os.fsdecode(topic)
     return folder_fault(name) is not None or not name.isprintable()
@@ -222,8 +223,9 @@ class TopicEvidence:
             suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
 
     def _is_between(self, hole: Hole) -> bool:
-        """Return whether a gap is between messages of its queue. In a log that begins at 0, a gap
-        at the start of a queue counts, too.
+        """Return whether a gap is between messages of its queue.
+
+        In a log that begins at 0, a gap at the start of a queue counts, too.
         """
         return hole.high < ENDLESS and (hole.low >= 0 or self._from_zero)
 
@@ -257,8 +259,9 @@ class TopicEvidence:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return in which way the queue of a topic lacks the suspect's message (`_BETWEEN`,
-        `_BEHIND` or `_OPEN`); 0 if it does not lack that message.
+        """Return in which way the queue of a topic lacks the suspect's message.
+
+        The result is `_BETWEEN`, `_BEHIND` or `_OPEN`, or 0 if it does not lack that message.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
