@@ -131,7 +131,7 @@ def test_what_a_gap_and_the_index_tell_of_counts_once(tmp_path: Path, rmqctl) ->
     plan = rmqctl("recover", root, *SHAPES).recovered()
     assert len(plan["messages_lost"]) == len(gone)
     assert {one["queue_id"] for one in plan["messages_lost"]} == {0, 1, 2}
-    assert [note for note in plan["notes"] if note.endswith("they are counted once")]
+    assert [note for note in plan["notes"] if note.endswith("each is counted once")]
     start = rmqctl("preflight", root, *SHAPES).expect(1).json()
     assert start["messages_already_lost"] == len(gone)
 

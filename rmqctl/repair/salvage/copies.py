@@ -93,7 +93,7 @@ class Copier:
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[LogSource]) -> tuple[
             CopyResult, Survey]:
-        """Copy from the sources; return the result and the survey of the log with the copied bytes.
+        """Copy from the sources; return (the result, the survey of the log with the copied bytes).
 
         Raises: StoreIOError; RefusedError for a source with another log.
         """
@@ -203,7 +203,7 @@ class Copier:
         result.actions.append(Action(
             "conflict", part_target(self._store, part), None, None,
             "the logs diverge from here on: queue offsets of earlier messages in "
-            f"{source.name} belong to other messages in this store: {source.name} is preferred",
+            f"{source.name} belong to other messages in this store; {source.name} is preferred",
             offset=start, length=end - start,
             proof={"source": source.name, "messages": 0, "topics": {}, "fields": [],
                    "neighbours": {"before": None, "after": None}, "decided": True}))
