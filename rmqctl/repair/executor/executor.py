@@ -323,7 +323,7 @@ class Repair:
 class RootLocks:
     """The locks of a root, of further roots, and of the stores that contain folders in ``named``.
 
-    Further roots of None stand for those that were noted.
+    ``broker_roots``: further roots of the broker (None: those that were noted).
     """
 
     def __init__(self, root: str, broker_roots: Sequence[str] | None = None,

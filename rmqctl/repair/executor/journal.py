@@ -1,13 +1,15 @@
 """The journal of a repair: everything needed to complete it, or to undo it, after a kill.
 
 ``STORE/.rmqctl/repairs/ID/`` contains the staged and kept files of a repair. Once everything is
-staged, ``journal.jsonl`` is renamed into it, which commits the repair. The journal consists of JSON
-lines: a header, then the plan's actions, then the steps. The header contains the numbers of actions
-and steps, and the CRC-32 of all later lines. The journal never changes again; the progress is in
-``state.json`` in the same folder. If this file is missing, the repair is committed, but not all
-steps have been carried out.
+staged, ``journal.jsonl`` is renamed into this folder, which commits the repair.
 
-``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or undone.
+The journal consists of JSON lines: a header, then the plan's actions, then the steps. The header
+contains the numbers of actions and steps, and the CRC-32 of all later lines. The journal never
+changes again.
+
+The progress is in ``state.json`` in the same folder. If this file is missing, the repair is
+committed, but not all steps have been carried out. ``STORE/.rmqctl/log.jsonl`` has one line of JSON
+for every action that was done or undone.
 """
 
 from __future__ import annotations
@@ -368,9 +370,10 @@ def put_aside(root: str) -> list[HistoryEntry]:
 
 
 def pending(root: str) -> str | None:
-    """Return the id of the committed repair that is not finished, or not completely undone.
+    """Return the id of the repair that is not finished, or not completely undone; None if all are
+    finished.
 
-    None if there is no such repair. Read-only.
+    Only committed repairs count. Read-only.
     """
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:

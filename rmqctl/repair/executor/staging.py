@@ -58,8 +58,8 @@ removed.
 """
 _HEAD, _MAX_NEIGHBOURS = 4096, 8
 _MAX_DIGESTED = 128 << 20
-"""Maximum number of bytes that a repair reads from files that it moves, to recognise these files in
-a copy of the store.
+"""Maximum number of bytes that a repair reads from moved files, to recognise them in a copy of the
+store.
 """
 
 

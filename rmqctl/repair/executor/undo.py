@@ -1,7 +1,7 @@
 """Undo a repair: restore bytes, lengths, names and times.
 
-Files from the repair are moved to the folder ``undone`` next to the kept files. The begin of an
-undo is recorded in the repair's state, and the next run completes an interrupted undo.
+Files from the repair are moved to the folder ``undone`` next to the kept files. The repair's state
+records that an undo was begun, so the next run completes an interrupted undo.
 """
 
 from __future__ import annotations
@@ -132,8 +132,11 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
           named: Sequence[str] = ()) -> None:
     """Begin the undo of a repair: record it in the repair's state. Nothing else is changed.
 
-    ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or copied;
-    ``named``: folders outside that may be written to. Raises: UsageError, RefusedError.
+    * ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
+      copied.
+    * ``named``: folders outside that may be written to.
+
+    Raises: UsageError, RefusedError.
     """
     journal, given = load_here(root, repair_id, moved)
     state, more = state_of(root, repair_id)

@@ -99,14 +99,14 @@ class Contradictions:
         """Return whether to believe an entry that contradicts a record.
 
         The log must show that the entry's message is missing; the name of the queue's folder is not
-        enough. Such an entry is not believed in these cases:
+        enough.
 
-        * The record is in order in its queue, and the entry has the record's size but another queue
-          or queue offset. Entries in light queues are an exception.
-        * The entry is in the record's own queue, and another entry of that queue points to the
-          record or the properties of a batch confirm its queue offset.
-        * The log has no message of the entry's queue. The entry is then believed only if it is the
-          single entry of that queue and differs from the record in one bit.
+        * If the record is in order in its queue, an entry with the record's size but another queue
+          or queue offset is not believed. Light queues are an exception.
+        * Entries of the record's own queue are not believed if that queue or the properties of a
+          batch confirm the record's queue offset.
+        * If the log has no message of the entry's queue, the entry must be the only one of that
+          queue and differ from the record in one bit.
         """
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch

@@ -200,8 +200,9 @@ class Filler:
 
 
 def filler(physical: int, size: int, time: int, style: Style) -> Parts:
-    """Return a record of ``size`` bytes that gets no consume queue or index entry. Raises:
-    ValueError if ``size`` is less than `least_filler`.
+    """Return a record of ``size`` bytes that gets no consume queue or index entry.
+
+    Raises: ValueError if ``size`` is less than `least_filler`.
     """
     if size < least_filler(style):
         raise ValueError(f"{size} bytes are too few for a record")

@@ -1,8 +1,8 @@
 """The queues of a topic, plain or batch, as sequences of rows that point into the log.
 
 A row is (queue offset, physical offset, size), which is all that a reader needs of a consume queue
-entry. Padding entries and entries of expired messages are omitted. `end` excludes entries that
-point beyond the end of the log. Consecutive rows that point to no record are reported together.
+entry. Padding entries and entries of expired messages are omitted. Entries that point beyond the
+end of the log are after `end`. Consecutive rows that point to no record are reported together.
 """
 
 from __future__ import annotations

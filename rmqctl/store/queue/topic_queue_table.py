@@ -84,10 +84,9 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
     """Return the rows of all queues that ever had a message, sorted by topic and queue id.
 
     In the disk view, every provable record counts, including records after damage. In the broker
-    view, the log ends at the offset at which a broker's recovery would truncate it. With the source
-    ``consumequeue``, the log is not read. ``report`` is called with each problem.
-
-    Raises: StoreIOError if a file of the log cannot be read.
+    view, the log ends where a broker's recovery would truncate it. With the source
+    ``consumequeue``, the log is not read. ``report`` is called with each problem. Raises:
+    StoreIOError if a file of the log cannot be read.
     """
     report_problem = report or (lambda _: None)
     by_rows = consumequeue_ends(store, view, report_problem)

@@ -49,10 +49,10 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
 
 def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
                      rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns:
-    `QUEUE_COLUMNS`; ``position`` is null.
+    """Yield the rows of a queue in RocksDB with queue offsets ``[start, end)``.
 
-    Raises: StoreIOError, after all readable rows, if a part is unreadable.
+    Columns: `QUEUE_COLUMNS`; ``position`` is null. Raises: StoreIOError, after all readable rows,
+    if a part is unreadable.
     """
     for first, units in queue.pages(start, end, rows):
         keep = _used(units)

@@ -147,8 +147,8 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor that moves from key to key of a family, which is several times faster
-        than calling `items` for each key.
+        """Return a cursor for the keys of a family. It is several times faster than a call of
+        `items` for each key.
         """
         with self._telling(family):
             return Cursor(self._family(family).iter(self._below(None)) if (

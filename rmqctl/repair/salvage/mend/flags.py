@@ -54,8 +54,8 @@ _STYLE = sysflag.MULTI_TAGS | _INNER
 _TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
                  sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 _ALIKE = 3
-"""If at least this number of messages have the same unknown bits, these bits do not count as
-damage: a newer release or a client has set them.
+"""Minimum number of messages with the same unknown bits for which these bits do not count as
+damage. A newer release or a client has set them.
 """
 _OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
 _ALL = np.array([sum(parts) for parts in product(

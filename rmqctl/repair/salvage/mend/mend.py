@@ -210,8 +210,9 @@ def _mending(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Over
 
 def _reasoned(witnesses: Witnesses, place: int, piece: OverlayPiece, why: str,
               reason: str | None) -> tuple[str, Mapping[str, Any]]:
-    """Return (the reason why a piece is written, the evidence as data). ``why``: reason for all
-    pieces, or empty; ``reason``: reason for this piece, if known.
+    """Return (the reason why a piece is written, the evidence as data).
+
+    ``why``: reason for all pieces, or empty; ``reason``: reason for this piece, if known.
     """
     content = bytearray(piece.size)
     piece.read_into(memoryview(content), 0)

@@ -160,7 +160,9 @@ class TopicEvidence:
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> CorrectedTopic | str:
         """Return the original topic of a record with an invalid topic, or the reason why it is
-        unknown. ``rows``: entries that point to the record.
+        unknown.
+
+        ``rows``: entries that point to the record.
         """
         by_evidence = self.correction_of(record)
         by_rows = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
