@@ -136,7 +136,7 @@ class HoleEntries:
 
 
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Return (the runs whose queue offsets are in ascending order, the runs that contradict it).
+    """Return (the runs in ascending order of queue offsets, the runs that contradict this order).
 
     Of all possible chains of runs, the one with the most messages is chosen. After a topic is
     deleted and created again, its queues start at 0; the runs before such a restart are ignored.
@@ -368,8 +368,8 @@ def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
     ``row``: position of an entry that points to the run's first message. If the run has only one
     message, its queue offset may be damaged instead. The entry of the next run (``after``) then
     decides. Without a next run, the result is True in two cases: earlier entries are too early
-    (``before``), or the log before the message has space for as many messages as its queue offset
-    says.
+    (``before``), or the log before the message has enough space for all messages that its queue
+    offset implies.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)

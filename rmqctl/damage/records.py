@@ -288,7 +288,7 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """Yield possible headers, each with the record size calculated with it (`extent`).
+    """Yield (possible header, the record size that `extent` calculates with that header).
 
     The first is the unchanged header. The others have one flipped bit in the host widths or lengths
     and give a size in ``sizes``.

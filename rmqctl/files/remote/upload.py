@@ -15,10 +15,11 @@ from rmqctl.parse_values import is_url
 
 @contextmanager
 def uploaded(target: str) -> Iterator[str]:
-    """Yield the path for writing a new file or folder, which is ``target`` if that is not a URL.
+    """Yield the path for writing a new file or folder.
 
-    For a URL, this is a path in a temporary folder, whose files are uploaded at the end, the
-    top-level files last. Raises: RefusedError if the URL already exists, StoreIOError.
+    For a URL, the path is in a temporary folder. At the end, the files in this folder are uploaded,
+    the top-level files last. A ``target`` that is not a URL is the path itself. Raises:
+    RefusedError if the URL already exists, StoreIOError.
     """
     if not is_url(target):
         yield target

@@ -123,7 +123,7 @@ def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
     """Return (number of the newest entry of each slot, number of the previous entry for each
     entry).
 
-    Chains link the entries of one slot. 0: no entry.
+    The previous entry of an entry is in the same slot. A number of 0 means that no entry exists.
     """
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")

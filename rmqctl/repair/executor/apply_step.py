@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: whether the step may have made a change, which can be undone.
+    ``begun``: whether the step may have made a change. If not, there is nothing to undo.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -89,7 +89,7 @@ class StepStates:
         """Return whether the target is still the file from before a step.
 
         Contents are compared only in a copy of a store. In the original store, a file with another
-        time is another file, even with the same content: a broker may have created an empty
+        time is another file, even with the same content: a broker may have created an empty file
         ``abort`` again.
         """
         digest = record.old_digest if self._is_copy else ""

@@ -91,8 +91,8 @@ class Repair:
     * ``broker_roots``: further roots to lock for a tier (default: those that were noted).
     * ``named``: folders outside of the root that the user named in this command. No other folder
       outside is written to, and the stores that contain these folders are locked as well.
-    * ``complete``: the id of an interrupted repair to complete although the user has to decide
-      (`Interrupted.question`): its path or the stamps of its files have changed.
+    * ``complete``: the id of an interrupted repair to complete, even if the store's path or the
+      stamps of its files have changed (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -249,7 +249,8 @@ class Repair:
         """Undo a repair (default: the newest); of an interrupted repair, only the completed steps.
 
         ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
-        copied. ``force``: keep changes by others below ``undone``.
+        copied. ``force``: undo files that were changed since, and keep their changes below
+        ``undone``.
 
         Raises: UsageError for an unknown id; RefusedError if a later repair changed the same files,
         or, without ``force``, if anything else has changed them since.
@@ -393,8 +394,8 @@ class RootLocks:
 def _named(root: str, broker_root: str) -> str:
     """Return the path by which a broker's root is noted.
 
-    It is relative to ``root`` if it contains ``root``, because the two are then moved together;
-    else it is absolute.
+    If the broker's root contains ``root``, the path is relative to ``root``, because the two are
+    then moved together. In all other cases, the path is absolute.
     """
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root

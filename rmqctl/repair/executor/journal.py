@@ -124,7 +124,8 @@ class Journal:
 
     * ``inode``: the inode number of the repair's folder at the commit. A different number proves
       that the store is a copy; the same number may be a coincidence.
-    * ``times``: the earlier modification times (ns) of the folders in which names change.
+    * ``times``: earlier modification times (ns) of folders. The repair changes names in these
+      folders.
     * ``root``: the real path of the store at the commit.
     * ``neighbours``: files in folders outside of the store that no step changes.
     * ``host``: the name of the machine, which is only shown.

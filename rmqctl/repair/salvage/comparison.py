@@ -102,8 +102,8 @@ class Comparison:
         If our consume queues and index match the source's record better, our record is damaged.
 
         If they match our record better, the source's record may be damaged. This is believed if the
-        conflict is the only one between two records that are equal in both logs. It is then no
-        split brain.
+        conflict is the only one between two records that are equal in both logs. Such a conflict is
+        not a split brain.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()

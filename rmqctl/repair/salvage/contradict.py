@@ -317,8 +317,9 @@ class Contradictions:
             properties.popitem()
 
     def _says(self, record: Record, row: FoundRow) -> bool:
-        """Return whether the record's header or properties name an entry, which then does not
-        contradict it.
+        """Return whether the record's header or properties name an entry.
+
+        Such an entry does not contradict the record.
         """
         return _says(record, row) or (row.key[0] in self._skipping and any(
             name == row.key[0] and offset > row.queue_offset

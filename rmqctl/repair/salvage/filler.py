@@ -169,7 +169,7 @@ class Filler:
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
                 time: Array, style: Style) -> tuple[Array, Array]:
         """Return (headers, ends) of many records of this topic: uint8 arrays with one record per
-        line.
+        row.
 
         Between header and end, a record has only zeros. The filler must have a single entry, in a
         plain queue. The arguments have one value per record. All sizes must be at least `least`,

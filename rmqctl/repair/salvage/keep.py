@@ -60,14 +60,13 @@ class KeptRecord(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: HoleEntries, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
-    """Return the damaged records that can be delivered, and those without space for the mark.
+    """Return (the damaged records that can be delivered, the physical offsets of other records).
 
-    The latter are given as physical offsets of records that have an intact body. Raises:
-    StoreIOError.
+    The other records have an intact body, but no space for the mark. Raises: StoreIOError.
 
-    A record is kept only if its offset and size are known and its physicalOffset is right. A
+    A record is delivered only if its offset and size are known and its physicalOffset is right. A
     consume queue entry or a gap in its queue must confirm it. ``bodies``: whether records with a
-    damaged body are kept, too.
+    damaged body are delivered, too.
     """
     # The entries that may confirm a record.
     rows: dict[int, list[FoundRow]] = {}

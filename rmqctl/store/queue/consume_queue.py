@@ -28,7 +28,7 @@ _FIRST_PAGE = 4096
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
 """Limits for files whose end was found by sampling.
 
-* ``_LAST``: number of bytes before that end which are read to check it.
+* ``_LAST``: number of bytes to read before that end, to check it.
 * ``_PROBES``: number of units that each step of a search for a physical offset reads at once.
 """
 MAX_OPEN = 128

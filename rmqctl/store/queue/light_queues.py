@@ -22,7 +22,8 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
     """Return the light queues of a store, from its plain ``queues`` and its broker's known
     ``settings``.
 
-    ``settings``: named as in `Settings`. If they are unknown, the result is derived from the files:
+    ``settings``: named as in `Settings`. If they are unknown, the result is derived from the files.
+    These facts apply:
 
     * If multi-dispatch is off, a broker writes no further entries for light queues.
     * A 5.x store with queues but without light queues may belong to a broker with only enableLmq.

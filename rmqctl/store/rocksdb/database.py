@@ -1,7 +1,7 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
-Even for reading, the RocksDB library writes into the folder that it opens. So it opens a temporary
-folder instead (`mirror`). Entries in the write-ahead logs are also read.
+Even for reading, the RocksDB library writes into the folder that it opens. So the library gets a
+temporary folder (`mirror`). Entries in the write-ahead logs are also read.
 """
 
 from __future__ import annotations

@@ -442,8 +442,8 @@ class RocksQueue(ConsumeQueue):
     def cut_at(self, log_end: int) -> int | None:
         """Search as RocksDBConsumeQueueTable.binarySearchInCQ does (spec: rocksdb.md §4).
 
-        A row that points exactly to ``log_end`` ends the search at once. The result is after the
-        last row found before.
+        Return the queue offset after the last row found before ``log_end``, or None. A row that
+        points exactly to ``log_end`` ends the search at once.
         """
         last_before: int | None = None
         low = 0 if self.least is None else self.least.queue_offset

@@ -7,7 +7,8 @@ Each group of flags is derived from separate evidence:
 * Transaction: only plain and committed messages have a consume queue entry. Only committed and
   rolled back messages refer to a half message. Only half messages have the property TRAN_MSG.
 * Compression: a body that no codec decodes is not compressed. A body that a codec decodes may still
-  be what the producer sent, unless the message's half message has the same body.
+  be what the producer sent. The half message of a committed or rolled back message has the same
+  body and valid flags.
 * Multi tags and inner batches: only values that other messages of the log have are possible. A
   batch has the property INNER_NUM.
 

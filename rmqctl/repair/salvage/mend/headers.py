@@ -187,8 +187,8 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 def _number(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record | None, str]:
     """Correct numeric properties.
 
-    The delay level is the queue id + 1, and the base of an inner batch is the queue offset. Other
-    numbers are corrected by one flipped bit.
+    The delay level is the queue id + 1, and the base of an inner batch is the queue offset. Any
+    other property is corrected if exactly one flipped bit makes it a number.
     """
     raw, reasons = record.properties, []
     while name := rules.bad_number(_values(raw), record.topic, evidence.survey.generation):

@@ -481,7 +481,8 @@ class _Round:
                     file_size: int = 0) -> bool:
         """Return whether another record of the region is shifted by as much as this record.
 
-        The next record counts as well, and a shift by a multiple of ``file_size``.
+        The next record also counts, even outside of the region. So does a record that is shifted by
+        a multiple of ``file_size``.
         """
         own = shift_of(source, position)
         others = {position + size, *(start - source.base
@@ -591,11 +592,11 @@ def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
 
 
 def _is_timely(region: Region, record: Record) -> bool:
-    """Return whether a record begins at the start of a damaged region and its store time fits
+    """Return whether a record begins at the start of a damaged region, and its store time fits
     there.
 
-    It must be between those of the messages before and after the region. Records from an earlier
-    use of the file are older.
+    That time must be between the store times of the messages before and after the region. Records
+    from an earlier use of the file are older.
     """
     return region.start == record.physical_offset and (
         region.before is not None and region.after is not None

@@ -11,8 +11,11 @@ topic is found with one of these structures:
   knows, or the stored topic with one bit corrected.
 * The queues, if the index has no entries for the message. The original is the only topic of the
   same length whose queue lacks exactly this message: between two of its messages or, in a log that
-  begins at 0, at its end. A stored topic that could be valid must also be unknown to the store and
-  differ from the original in one byte, and its message must not be the first of a queue.
+  begins at 0, at its end.
+
+A stored topic that could be valid is replaced with the help of the queues only if three things are
+true. The store does not know it, it differs from the original in one byte, and its message is not
+the first of a queue.
 
 A known topic is doubtful if its message is out of order and another topic lacks this message.
 Nothing is corrected if the evidence is contradictory or several topics are possible.
@@ -261,9 +264,10 @@ class TopicEvidence:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return in which way the queue of a topic lacks the suspect's message.
+        """Return the way in which the queue of a topic lacks the suspect's message.
 
-        The result is `_BETWEEN`, `_BEHIND` or `_OPEN`, or 0 if it does not lack that message.
+        The result is `_BETWEEN`, `_BEHIND` or `_OPEN`, or 0 if the queue does not lack that
+        message.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
