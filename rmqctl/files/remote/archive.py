@@ -62,8 +62,6 @@ class _Bytes(Protocol):
 
 
 class _Remote:
-    """A file at a URL."""
-
     def __init__(self, remote: RemoteReader, file: str, listed: Listed) -> None:
         self.name, self.size, self._file = remote.where(file), listed.size, file
         self._ranges = RangeCache(remote, {file: listed})
@@ -280,7 +278,6 @@ _LINK, _FOLDER = "link", "folder"
 
 
 def _opened(source: Any, name: str) -> tuple[Any, _Contents]:
-    """Return (reader, contents) of an archive."""
     if name.endswith(".zip"):
         return source, dict(_of_zip(source))
     opener = _decompressor(name)

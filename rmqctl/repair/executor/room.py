@@ -15,7 +15,7 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.overlay import OverlayPiece
 
 _RESERVE = 1 << 20
-"""Bytes that stay free for the journal and the log of actions."""
+"""Number of bytes that stay free for the journal and the log of actions."""
 
 
 class Room(NamedTuple):

@@ -198,7 +198,8 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Return whether ``ours`` is the damaged message ``theirs`` as an earlier repair kept it.
+    """Return whether ``ours`` is the message ``theirs`` in the damaged form that an earlier repair
+    kept.
 
     Such a repair changes flags and body, and drops some properties. The properties that it adds
     name the same further queue entries or protect a broker from harm.

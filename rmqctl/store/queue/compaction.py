@@ -1,8 +1,9 @@
 """The compaction store of one queue (5.1+): a log of the kept messages, and its sparse index.
 
 spec: timer-and-others-5x.md §2. A broker reads the messages of compacted topics only from this
-store (`DefaultMessageStore.getMessage`), even before the first compaction. The commitlog contains
-all their messages until it expires, including superseded ones and messages without keys.
+store (`DefaultMessageStore.getMessage`), even before the first compaction. Until they expire, the
+commitlog contains all messages of these topics, including superseded ones and messages without
+keys.
 """
 
 from __future__ import annotations

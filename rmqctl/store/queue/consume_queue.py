@@ -24,7 +24,7 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
-"""Bytes of a file's first page, and of the first read at its start."""
+"""Number of bytes of a file's first page, and of the first read at its start."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
 """Limits for files whose end was found by sampling.
 
@@ -39,7 +39,7 @@ _PAGE_OF_ONE = 200 * UNIT_SIZE
 requested next.
 """
 MAX_KEPT = 32 << 20
-"""Maximum bytes of entries that all queues together cache."""
+"""Maximum number of bytes of entries that all queues together cache."""
 
 
 class ConsumeQueue:
@@ -210,7 +210,7 @@ class FileQueue(ConsumeQueue):
     """
 
     kept = 0
-    """Bytes of entries that all queues together have cached."""
+    """Number of bytes of entries that all queues together have cached."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:

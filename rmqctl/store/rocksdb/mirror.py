@@ -22,7 +22,7 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
-"""The environment variable that sets another limit than `MAX_COPY`."""
+"""The environment variable that overrides `MAX_COPY`."""
 MAX_COPY = 4 << 30
 """Maximum total size in bytes of MANIFEST and write-ahead logs, including holes; a broker's files
 are smaller.
@@ -34,7 +34,7 @@ A broker's records are far smaller. To read a record, the library needs many tim
 memory.
 """
 _SPARE = 64 << 20
-"""Minimum bytes that must remain free in the temporary folder."""
+"""Minimum number of bytes that must remain free in the temporary folder."""
 _PIECE = 1 << 20
 _CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
 _LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
