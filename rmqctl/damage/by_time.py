@@ -1,8 +1,8 @@
 """Find undecided records: older records between two damaged ranges, without any entry.
 
 No consume queue or index entry points to such records, so their store times are the only evidence.
-They are older than the messages around the ranges. An earlier use of the file may have left them
-(`rmqctl.scan.damage.stale`), or the clock was set back for a while.
+Undecided records are older than the messages around the ranges. An earlier use of the file may have
+left them (`rmqctl.scan.damage.stale`), or the clock was set back for a while.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[TimedRange]:
     """Yield damaged ranges of a file with the store times of the nearest intact messages.
 
-    A time is None if no message is near. One scan finds the times for all ranges.
+    A time is None if no message is near. One scan finds all times.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

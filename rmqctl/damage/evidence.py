@@ -221,8 +221,8 @@ class Gatherer:
     def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
         """Return whether the queue offset of the message at physical offset ``place`` is in order.
 
-        It must occur only once, and be adjacent to that of the previous or the next message of the
-        queue.
+        The queue offset must occur only once, and be adjacent to that of the previous or the next
+        message of the queue.
         """
         return not self._runs.has(key, offset, twice=True) and any(
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))

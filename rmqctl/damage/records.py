@@ -111,7 +111,7 @@ class Records:
     def replace(self, physical: int, content: bytes | None) -> bool:
         """Replace the bytes at a physical offset; return whether this was done.
 
-        It is not done if ``content`` is None or the offset is outside the log.
+        Nothing is replaced if ``content`` is None or the offset is outside the log.
         """
         number = self._number(physical)
         if content is None or number is None:

@@ -23,7 +23,7 @@ _FIRST, _OF_LOG, _NEXT = 6, 15, 3
 """The samples of a search.
 
 * ``_FIRST``: number of intervals between the samples of the first step.
-* ``_OF_LOG``: the same number for a log file.
+* ``_OF_LOG``: the same number for a search in a log file.
 * ``_NEXT``: number of samples in each further step.
 """
 

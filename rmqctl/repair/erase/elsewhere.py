@@ -2,7 +2,7 @@
 
 In a compaction log, or in a tier below the store, a copy is a record as in the log. Elsewhere,
 bytes of an erased body may remain in stale data, in damaged pages, and in files that repairs keep.
-They are counted for each file.
+These bytes are counted for each file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ id, born time and born host. So a message counts as a copy of an erased message 
 * It has no id, but the same born time, born host and body.
 
 Clients choose the ids. A message that has only the same id, or only the same body, may be
-unrelated. It is counted, and erased only on request.
+unrelated. Such a message is counted, and erased only on request.
 
 For a deleted topic, only delayed and returned messages are copies: an application may have
 forwarded a message to another topic. For a deleted group, its retry and dead letter topics are
@@ -102,8 +102,8 @@ class Traits:
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
         """Return whether a message of a batch is to be erased.
 
-        It is if the user named or selected it, or if it is a copy. None if only its body matches
-        and ``same_body`` is False.
+        A message is erased if the user named or selected it, or if it is a copy. None if only its
+        body matches and ``same_body`` is False.
         """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies

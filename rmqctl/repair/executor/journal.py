@@ -363,8 +363,8 @@ def history(root: str) -> list[HistoryEntry]:
 def put_aside(root: str) -> list[HistoryEntry]:
     """Return entries for the files that were put aside, oldest first. Raises: StoreIOError.
 
-    Files are put aside when the store is opened, and when messages are dispatched to the tier. They
-    are replaced without a plan, so the change has no journal and cannot be undone.
+    Files are put aside when the store is opened, and when messages are dispatched to the tier. The
+    files are replaced without a plan, so the change has no journal and cannot be undone.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]

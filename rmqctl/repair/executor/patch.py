@@ -43,8 +43,8 @@ def write_pieces(path: str, pieces: Iterable[OverlayPiece], mode: int = FILE_MOD
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
     """Write the patch file with the present bytes of a target. Raises: StoreIOError.
 
-    It gets the target's mode. Bytes after the end of the target count as zeros. ``source``: the
-    target's file descriptor; ``name``: its path.
+    The patch file gets the target's mode. Bytes after the end of the target count as zeros.
+    ``source``: the target's file descriptor; ``name``: its path.
     """
     about = os.fstat(source)
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make",

@@ -21,9 +21,9 @@ def planned(repair: Repair, propose: Callable[[Scratch], Proposal], *,
             resume: bool = False) -> Iterator[Proposal]:
     """Yield the plan that ``propose`` makes, with a scratch folder on the store's file system.
 
-    With ``resume``, the scratch folder may contain the files of an interrupted run. It is then kept
-    if this run is interrupted, but not if the plan is refused. Raises: StoreIOError if a file could
-    not be read while planning; whatever ``propose`` raises.
+    With ``resume``, the scratch folder may contain the files of an interrupted run. The folder is
+    then kept if this run is interrupted, but not if the plan is refused. Raises: StoreIOError if a
+    file could not be read while planning; whatever ``propose`` raises.
     """
     scratch = Scratch(repair.scratch_folder, repair.command, keep=resume)
     if not resume:

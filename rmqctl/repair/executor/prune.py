@@ -140,7 +140,7 @@ def forget_note(root: str, repair_id: str) -> None:
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
     """Yield folders with files of a repair that may not belong to this store.
 
-    They are on other file systems, and were created before the store was moved or copied.
+    These folders are on other file systems, and were created before the store was moved or copied.
     """
     with suppress(StoreIOError):
         noted = noted_staging_dirs(root, repair_id)

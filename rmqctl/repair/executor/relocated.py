@@ -201,7 +201,7 @@ def _is_where_made(root: str, now: str, journal: Journal) -> bool:
 def _refuse_shared(root: str, now: str, journal: Journal) -> None:
     """Raise RefusedError if this store and the store in which the repair was made share a target.
 
-    They may share a folder through links, or a file to be patched (a hard link).
+    The stores may share a folder through links, or a file to be patched (a hard link).
     """
     @cache
     def shared(folder: str) -> str:

@@ -40,7 +40,8 @@ def rooms(root: str, todo: Sequence[CheckedStep], folders: Iterable[str] | None 
               Room]:
     """Return a `Room` for each file system that the checked steps write to. Raises: StoreIOError.
 
-    Its ``folder`` is the root if the root is on that file system, else a folder of a step.
+    The ``folder`` of a `Room` is the root if the root is on that file system, else a folder of a
+    step.
 
     * ``folders``: for each step, the folder in which it stages its files; None: the folder of its
       target.
@@ -78,7 +79,7 @@ def _of_content(content: Content, device: int,
 def _of_patch(path: str, step: Patch) -> int:
     """Return the number of bytes that a patch needs.
 
-    It needs space for its new and kept old content, and for holes that it fills.
+    A patch needs space for its new and kept old content, and for holes that it fills.
     """
     total = 0
     fd = open_file(path, os.O_RDONLY)

@@ -160,8 +160,8 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
     """Return our bytes at a physical offset, with displaced sectors zeroed.
 
-    The records in such a sector have the physicalOffset of another page. They prove nothing about
-    the message that was stored at this offset.
+    The records in such a sector have the physicalOffset of another page. These records prove
+    nothing about the message that was stored at this offset.
     """
     ours = bytearray(_ours(parts, start, size))
     part = _part(parts, start)
@@ -211,8 +211,8 @@ def _raw(source: LogSource, start: int) -> bytes | None:
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
     """Return whether a source's message counts as evidence.
 
-    It must be intact, not a filler, and have valid properties. If our index has keys for its
-    physical offset, one of them must be the message's. A DLedger control entry always counts.
+    The message must be intact, not a filler, and have valid properties. If our index has keys for
+    its physical offset, one of them must be the message's. A DLedger control entry always counts.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True

@@ -335,7 +335,7 @@ class _Pass(PhysicalPass):
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
     """Return how many of three structures confirm a record.
 
-    These are the consume queue entry, the tags code in the entry, and the index keys.
+    The structures are the consume queue entry, the tags code in the entry, and the index keys.
     """
     if witness is None:
         return 0

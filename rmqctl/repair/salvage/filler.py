@@ -134,7 +134,8 @@ class Filler:
     def tight(self, style: Style) -> int:
         """Return the size of the record with an empty body.
 
-        It is for a lost message without body and properties, if no neighbour can give up a byte.
+        This size is for a lost message without body and properties, if no neighbour can give up a
+        byte.
         """
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 

@@ -5,7 +5,8 @@ Messages with damaged properties are always kept. Messages with a damaged body a
 
 The record keeps its offset, its size and its consume queue entry. Its CRC is recomputed, and the
 property ``RMQCTL`` is set to ``damaged``, so that consumers and filters can recognise it. That
-property needs `len(KEPT_START)` bytes. They are taken from the first of these that is long enough:
+property needs `len(KEPT_START)` bytes. These bytes are taken from the first of the following that
+is long enough:
 
 * damaged properties, which are dropped;
 * ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, which only the broker uses;
@@ -148,7 +149,7 @@ def marked(record: Record, sealed: bool,
 def _short(text: bytes, sealed: bool, room: int) -> int:
     """Return the number of missing bytes for properties and the separator before the appended CRC.
 
-    It is 0 or less if the space is enough.
+    The number is 0 or less if the space is enough.
     """
     return len(text) + (sealed and not _is_closed(text)) - room
 

@@ -106,9 +106,9 @@ def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[Log
 def file_size(store: Store) -> int:
     """Return the size in bytes of the log's files.
 
-    It is the size of the longest file, if the offsets in all file names are multiples of it. The
-    most frequent size may be that of truncated files, and the distance between two names is too
-    large if a file is missing. If all files are truncated, their size is the greatest common
+    The result is the size of the longest file, if the offsets in all file names are multiples of
+    it. The most frequent size may be that of truncated files, and the distance between two names is
+    too large if a file is missing. If all files are truncated, their size is the greatest common
     divisor of the offsets in their names.
     """
     log = store.log

@@ -193,7 +193,7 @@ class Collector:
         """Return the missing consume queue entries that a damaged record names.
 
         None are returned if the entry of its own queue is not missing. ``foreign``: whether the
-        record's physicalOffset names another position. Then only entries that are missing between
+        record's physicalOffset names another position. If so, only entries that are missing between
         two messages of their queue count.
         """
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
@@ -315,7 +315,8 @@ def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
 def _between(time: int | None, region: Region) -> int | None:
     """Return the store time in an entry, or None.
 
-    It counts only if it is between those of the messages before and after the region.
+    The time counts only if it is between the store times of the messages before and after the
+    region.
     """
     if time is None or time <= 0:
         return None

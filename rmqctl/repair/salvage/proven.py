@@ -3,9 +3,9 @@
 A *stretch* is a part of our log without intact records. If two records are equal in both logs, the
 bytes between these records were equal, too.
 
-The start or end of our log may be lost, or the source may begin or end in the stretch. Then only
-one side of the stretch has an equal record. Our consume queues, our index and the remains of the
-damaged records show how far the logs are equal.
+The start or end of our log may be lost, or the source may begin or end in the stretch. In this
+case, only one side of the stretch has an equal record. Our consume queues, our index and the
+remains of the damaged records show how far the logs are equal.
 """
 
 from __future__ import annotations
@@ -113,9 +113,10 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
 def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, runs: Runs) -> bool:
     """Return whether our log diverges from the source's after a stretch.
 
-    It does if no equal message follows and queue offsets of the source's messages in the stretch
-    belong to other messages in our log (``runs``). A single such queue offset may be due to a
-    flipped bit. It counts only if the remains of our log in the stretch also contradict the source.
+    Our log diverges if no equal message follows and queue offsets of the source's messages in the
+    stretch belong to other messages in our log (``runs``). A single such queue offset may be due to
+    a flipped bit. It counts only if the remains of our log in the stretch also contradict the
+    source.
     """
     if stretch.end == ENDLESS or comparison.equal.behind(stretch.end) is not None:
         return False

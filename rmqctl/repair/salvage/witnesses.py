@@ -81,7 +81,8 @@ class Witnesses:
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
         """Return the evidence for a range that is put back.
 
-        It is the numbers of consume queue entries and index entries that point into this range.
+        The evidence is the numbers of consume queue entries and index entries that point into this
+        range.
         """
         witness = self._parts[0].witness
         if witness is None:

@@ -191,8 +191,8 @@ class ConsumeQueue:
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
         """Return the min offset by a broker's rule for a log that begins at ``log_min``.
 
-        It is the queue offset of the first entry before ``end`` whose record has not expired.
-        ``generation``: 4 or 5.
+        The result is the queue offset of the first entry before ``end`` whose record has not
+        expired. ``generation``: 4 or 5.
         """
         raise NotImplementedError
 
@@ -492,7 +492,8 @@ class FileQueue(ConsumeQueue):
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
         """Return the result of a broker's correctMinOffset.
 
-        It is the queue offset of the first entry in the first file whose record has not expired.
+        The result is the queue offset of the first entry in the first file whose record has not
+        expired.
         """
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
@@ -508,9 +509,9 @@ class FileQueue(ConsumeQueue):
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
         """Return the range of entries of the first file that must be read to find ``log_min``.
 
-        It includes the first entry at or after ``log_min``. For a sampled file, the entries are
-        assumed to be in the order of the log, and bisection narrows the range. For other files, it
-        is the entire file.
+        The range includes the first entry at or after ``log_min``. For a sampled file, the entries
+        are assumed to be in the order of the log, and bisection narrows the range. For other files,
+        the range is the entire file.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end

@@ -92,8 +92,9 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
     """Yield the used entries with numbers ``[start, end)`` of an index file. Columns:
     `INDEX_COLUMNS`.
 
-    The first used entry has the number 1, and the header contains their number. ``shape``: the
-    shape of the file (None: determine it from the file). Raises: StoreIOError like `index_entries`.
+    The first used entry has the number 1, and the header contains the number of used entries.
+    ``shape``: the shape of the file (None: determine it from the file). Raises: StoreIOError like
+    `index_entries`.
     """
     index = _open_index(file, shape)
     if index is None:

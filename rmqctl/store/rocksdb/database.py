@@ -27,7 +27,7 @@ _TRIES, _PAUSE = 4, 0.05
 * ``_PAUSE``: seconds between two attempts.
 """
 _OPEN_TABLES = 500
-"""Maximum number of open tables. They stay open because a running broker may delete their files,
+"""Maximum number of open tables. Tables stay open because a running broker may delete their files,
 and a deleted file cannot be opened again.
 """
 
@@ -110,8 +110,8 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the items of `items` as a list. This is several times faster, but needs memory for
-        all items, so use it only for small ranges.
+        """Return the items of `items` as a list. A list is several times faster, but needs memory
+        for all items. Use this method only for small ranges.
         """
         if family not in self.families:
             return []
@@ -147,7 +147,7 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor for the keys of a family. It is several times faster than a call of
+        """Return a cursor for the keys of a family. A cursor is several times faster than a call of
         `items` for each key.
         """
         with self._telling(family):

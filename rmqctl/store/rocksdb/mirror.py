@@ -1,9 +1,9 @@
 """The temporary folder in which the RocksDB library opens a database.
 
-It has links to the tables, and copies of the MANIFEST and the write-ahead logs, because the library
-and a running broker write to these files. A store must not be able to fill the disk of the machine
-that reads it. So the size of the copies is limited, holes stay holes, and the free space is checked
-first.
+The folder has links to the tables. The MANIFEST and the write-ahead logs are copied, because the
+library and a running broker write to these files. A store must not be able to fill the disk of the
+machine that reads it. So the size of the copies is limited, holes stay holes, and the free space is
+checked first.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _FEW, _SHARE = 1000, 20
 """Limits for damaged properties.
 
 If more than `_FEW` messages, and more than one in `_SHARE` of all messages, have such properties, a
-producer sent them. They are then not damage.
+producer sent them. Such properties are then not damage.
 """
 NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)

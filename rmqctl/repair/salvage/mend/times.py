@@ -63,8 +63,8 @@ class Between(NamedTuple):
     def by_no_chance(self, time: int, stored: int) -> bool:
         """Return whether a wrong clock is an unlikely explanation.
 
-        It is if the flipped bit makes a large difference compared with the span between the
-        neighbours.
+        A wrong clock is unlikely if the difference that the flipped bit makes is large compared
+        with the span between the neighbours.
         """
         return abs(time - stored) > 64 * (self.high - self.low)
 
@@ -75,7 +75,8 @@ class Between(NamedTuple):
     def may_be(self, time: int) -> bool:
         """Return whether a time at the start or end of the log is possible.
 
-        It must be allowed, and at most `rules.YEARS` away from the time of the only neighbour.
+        The time must be allowed, and at most `rules.YEARS` away from the time of the only
+        neighbour.
         """
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
@@ -257,8 +258,8 @@ class Times:
     def _last_times(self) -> tuple[int, ...]:
         """Return the times in the checkpoint that are store times of the log's last message.
 
-        They are later than the store times of all earlier messages. Another time may be that of an
-        earlier message, after which the clock was set back.
+        These times are later than the store times of all earlier messages. Another time may be that
+        of an earlier message, after which the clock was set back.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
