@@ -118,8 +118,9 @@ def command(
 
 
 def _epochs(out: Output, store: OpenedStore) -> None:
-    """Show the epochs of a broker in controller mode, with the start and end offset of each. Exit
-    with code 1 if the epoch file is damaged.
+    """Show the epochs of a broker in controller mode, each with its start and end offset.
+
+    Exit with code 1 if the epoch file is damaged.
     """
     from rmqctl.store.controller import EpochSpan, read_epochs, spans
     from rmqctl.store.log.end import find_end

@@ -80,9 +80,11 @@ def command(
 
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
-    """Return (the record at the physical offset that a message id contains, a warning if another
-    host stored the record, the reason why no record was found). An id in another form yields None
-    and empty texts.
+    """Return (the record at the physical offset in a message id, a warning, the reason for no
+    record).
+
+    The warning says that another host stored the record. An id in another form yields None and
+    empty texts.
     """
     from rmqctl.formats.local.message import host_text, parse_message_id
     from rmqctl.store.query.lookup import message_at, where_is

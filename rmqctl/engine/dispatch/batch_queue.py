@@ -34,8 +34,10 @@ _LAST_FILES = 3
 
 @dataclass(slots=True)
 class BatchColumns:
-    """Entries in log order as int64 columns. ``queue``: the number of the queue. ``base`` and
-    ``count``: the first queue offset that an entry covers, and the number of queue offsets.
+    """Entries in log order as int64 columns.
+
+    ``queue``: the number of the queue. ``base``: the first queue offset that an entry covers.
+    ``count``: the number of queue offsets that the entry covers.
     """
 
     queue: Array
@@ -49,8 +51,9 @@ class BatchColumns:
 
 @dataclass(slots=True)
 class BatchedQueue(DispatchedQueue):
-    """The state of a queue that is being written. ``max_physic``: the *start* of the record of its
-    last entry, -1 without entries.
+    """The state of a queue that is being written.
+
+    ``max_physic``: the *start* of the record of the queue's last entry, -1 without entries.
     """
 
     next_offset: int = 0

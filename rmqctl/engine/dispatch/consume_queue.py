@@ -96,9 +96,10 @@ dispatched)."""
 class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     """All plain consumequeues of a store.
 
-    ``gaps``: number of entries whose queue offset leaves a gap; like a broker, the writer appends
-    them at the end of the queue. ``repeated``: number of skipped entries whose queue offset another
-    message already has. ``refused``: number of skipped entries with an invalid queue offset.
+    * ``gaps``: number of entries whose queue offset leaves a gap; like a broker, the writer appends
+      them at the end of the queue
+    * ``repeated``: number of skipped entries whose queue offset another message already has
+    * ``refused``: number of skipped entries with an invalid queue offset
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
@@ -107,9 +108,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                  positions: Positions | None = None, twins: TwinQueues | None = None) -> None:
         """Find all queues on disk; see `QueueSet`.
 
-        ``positions``: the known ends of queues; the ends of other queues are read from their files.
-        ``twins``: queues of another store; new files that would be the same as the files of these
-        queues are not written.
+        ``positions``: the known ends of queues; other ends are read from the files of the queues.
+        ``twins``: queues of another store; new files equal to files of these queues are not
+        written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
@@ -278,10 +279,10 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
 @dataclass(slots=True)
 class _ArrangedRows:
-    """Entries sorted by queue, then in log order. ``raw``: the bytes of ``units``.
+    """Entries sorted by queue, then in log order.
 
-    ``begins``: the positions at which runs start. A run consists of entries of one queue with
-    consecutive queue offsets.
+    ``raw``: the bytes of ``units``. ``begins``: the positions at which runs start. A run consists
+    of entries of one queue with consecutive queue offsets.
     """
 
     units: Array

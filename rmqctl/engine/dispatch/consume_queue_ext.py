@@ -26,8 +26,8 @@ class ConsumeQueueExt:
                  last_address: int | None = None, *, unused: bool = False) -> None:
         """Continue after the last used unit on disk.
 
-        ``last_address``: the last address in the consumequeue; later units belong to missing
-        entries and are overwritten. ``unused``: whether all units are overwritten.
+        ``last_address``: the last address in the consumequeue. Units after this address belong to
+        missing entries and are overwritten. ``unused``: whether all units are overwritten.
         """
         folder = os.path.join(root, FOLDER, key[0], str(key[1]))
         self._files = QueueFiles(folder, file_size, pool)

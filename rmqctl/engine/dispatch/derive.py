@@ -1,9 +1,8 @@
-"""Derive the consume queue and index entries of a batch of messages as columns, without writing
-them.
+"""Derive the consume queue and index entries of a batch of messages, as columns.
 
-Only the bytes of the log are needed, so other threads may derive entries ahead of the writer
-(`rmqctl.engine.dispatch.reput.Dispatcher.apply`). Spec: consumequeue.md §3, §4, §9 and §10,
-index.md §5.
+Nothing is written, and only the bytes of the log are needed. Other threads may therefore derive
+entries ahead of the writer (`rmqctl.engine.dispatch.reput.Dispatcher.apply`). Spec: consumequeue.md
+§3, §4, §9 and §10, index.md §5.
 """
 
 from __future__ import annotations
@@ -51,14 +50,16 @@ class FurtherRows:
 
 @dataclass(slots=True)
 class Derived:
-    """The entries of messages, as columns (int64) with an element for each message, in log order;
+    """The entries of messages, as int64 columns with an element for each message, in log order;
     picklable.
 
-    ``topic``: numbers in ``topics``. ``tags``: tags codes without extension addresses. ``rowed``
-    (bool): whether the message gets consume queue entries. ``key_row`` and ``key_hash`` have an
-    element for each key of an indexed message, in index order: the number of the message, and the
-    hash in the index entry. ``inner``: (first queue offset, number of queue offsets) of each
-    message for a batch queue; None if every message is a single message.
+    * ``topic``: numbers in ``topics``
+    * ``tags``: tags codes without extension addresses
+    * ``rowed`` (bool): whether the message gets consume queue entries
+    * ``key_row``, ``key_hash``: an element for each key of an indexed message, in index order; the
+      number of the message, and the hash in the index entry
+    * ``inner``: (first queue offset, number of queue offsets) of each message for a batch queue;
+      None if every message is a single message
     """
 
     topics: list[bytes]

@@ -23,11 +23,10 @@ _KEYS_EACH = 2
 
 
 class LeadPass:
-    """Derives entries from the bytes that a scan has read; `over` is passed to the scan as
-    ``intact``.
+    """Derives entries from the bytes that a scan has read. Pass `over` to the scan as ``intact``.
 
-    ``length``: number of bytes of the log to process. ``limit``: the physical offset at or before
-    which a message must end to be processed. `settle` passes the results to ``take``.
+    ``length``: number of bytes of the log to process. ``limit``: only messages that end at or
+    before this physical offset are processed. `settle` passes the results to ``take``.
     """
 
     @classmethod

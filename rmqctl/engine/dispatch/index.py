@@ -302,8 +302,7 @@ def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]
 
 
 def last_hashes(paths: list[str], shape: IndexShape, physical: int) -> list[int]:
-    """Return the key hashes of the entries at the end of the index that point to ``physical``,
-    oldest first.
+    """Return the key hashes of the last index entries, if they point to ``physical``; oldest first.
 
     ``paths``: the index files, oldest first. The entries of a message may be in several files.
     """
@@ -359,9 +358,10 @@ class IndexWriter:
                  *,
                  counts_empty: bool = True, as_broker: bool = False,
                  most_pending: int | None = None) -> None:
-        """Open the last index file. ``counts_empty``: whether `close` writes a count of 1 into an
-        empty file, as 5.x does. ``most_pending``: number of new entries after which the slots are
-        written.
+        """Open the last index file.
+
+        ``counts_empty``: whether `close` writes a count of 1 into an empty file, as 5.x does.
+        ``most_pending``: number of new entries after which the slots are written.
         """
         if shape.slots <= 0 or shape.capacity <= 0:
             raise UsageError(f"an index file cannot have {shape.slots} hash slots and "
@@ -383,11 +383,11 @@ class IndexWriter:
 
     def put(self, physical: Array, key_row: Array, key_hash: Array,
             store_timestamp: Array) -> None:
-        """Index the messages of a part of the log (in log order) by their keys (in index order);
-        int64 columns.
+        """Index the messages of a part of the log by their keys. All arguments are int64 columns.
 
-        ``physical`` and ``store_timestamp`` have an element for each message, with or without keys.
-        ``key_row``: for each key, the number of its message.
+        ``physical`` and ``store_timestamp`` have an element for each message, in log order.
+        ``key_hash`` and ``key_row`` have an element for each key, in index order; ``key_row`` is
+        the number of the key's message.
         """
         first_message, first_key = self._first_unindexed(physical, key_row, key_hash)
         if first_message >= len(physical):
@@ -475,9 +475,9 @@ class IndexWriter:
 
 
 def name_at(time: int) -> str:
-    """Return the name, in local time as in a broker, of an index file created at ``time`` (ms).
+    """Return the name of an index file created at ``time`` (ms), in local time as in a broker.
 
-    For a time outside the calendar, return a name of 1970: in a rebuild, the time is a message's
+    For a time outside the calendar, return a name of 1970. In a rebuild, ``time`` is a message's
     store time, which may be damaged.
     """
     try:

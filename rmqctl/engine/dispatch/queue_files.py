@@ -210,12 +210,13 @@ class QueueFiles:
         self._stale = 0
 
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
-        """Continue with existing files. ``position``: the byte offset at which the next unit will
-        be written; None: keep no file.
+        """Continue with existing files.
 
-        Files that start after ``position`` (which a broker would delete) are moved aside at the
-        next write to the queue, or by `wipe`. `wipe` also zeroes the units from ``position`` to
-        ``stale``.
+        ``position``: the byte offset at which the next unit will be written; None: keep no file.
+        Files that start after ``position`` are moved aside at the next write to the queue, or by
+        `wipe`. (A broker would delete these files.) `wipe` also zeroes the units from ``position``
+        to ``stale``.
+
         Raises: RefusedError for a file of another size.
         """
         for number, file in enumerate(files):
@@ -341,8 +342,8 @@ class QueueSet(ABC, Generic[Q, D]):
 
     def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
-        """Find all queues on disk, and truncate the entries that point to records after
-        ``log_end``, as a broker does.
+        """Find all queues on disk. As a broker does, truncate entries that point to records after
+        ``log_end``.
 
         The first `put` zeroes these entries, unless ``as_broker``. ``wanted`` selects the queues to
         write (default: all).

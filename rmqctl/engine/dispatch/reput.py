@@ -36,8 +36,8 @@ BitMaps = Mapping[int, bytes | None]
 """The filter bit map of each message, by physical offset."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
-"""Function of (queue, physical offset, tags code, store time) that returns the former extension
-unit of a message as (address, filter bit map). Each of the two results is None if it is unknown.
+"""Function of (queue, physical offset, tags code, store time). It returns the former extension unit
+of a message as (address, filter bit map); each value is None if unknown.
 """
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
@@ -51,23 +51,26 @@ _NOWHERE, _PLAIN, _BATCH = range(3)
 
 
 class Dispatcher:
-    """Writer of the consumequeues (plain, extended, batch and light queues) and the index of a
-    store.
+    """Writer of a store's consumequeues (plain, extended, batch and light queues) and index.
 
-    ``log_end``: end of the log; when the dispatcher is opened, it truncates entries that point
-    beyond this offset, as a broker's recovery does. ``wall_clock`` returns the time (ms) for the
-    names of index files. ``batch_topics`` returns whether a topic's queues are batch queues; it is
-    called once for each topic. ``positions``: the ends of plain queues, if they are known more
-    exactly than from the files.
+    * ``log_end``: end of the log; entries that point beyond it are truncated at opening, as in a
+      broker's recovery
+    * ``wall_clock``: returns the time (ms) for the names of index files
+    * ``batch_topics``: returns whether a topic's queues are batch queues; called once for each
+      topic
+    * ``positions``: the ends of plain queues, if they are known more exactly than from the files
+    * ``as_broker``: write data twice where a broker would (extension units of existing entries,
+      index entries of the last indexed message), and do not zero truncated entries; by default,
+      dispatching a record again changes nothing
 
-    Dispatching a record again changes nothing by default. With ``as_broker``, the dispatcher writes
-    data twice where a broker would (extension units of existing entries, index entries of the last
-    indexed message), and does not zero truncated entries.
+    Parameters for a rebuild:
 
-    The following parameters are for a rebuild. ``wanted`` selects the queues to write (default:
-    all); if ``rows`` is False, no queue is written. ``recall`` returns the former extension unit of
-    a message, because the log contains neither bit maps nor the address of a queue's first unit.
-    ``most_pending``: maximum number of new index entries in memory. ``twins``: see `ConsumeQueues`.
+    * ``wanted``: selects the queues to write (default: all)
+    * ``rows``: if False, no queue is written
+    * ``recall``: returns the former extension unit of a message; the log contains neither bit maps
+      nor the address of a queue's first unit
+    * ``most_pending``: maximum number of new index entries in memory
+    * ``twins``: see `ConsumeQueues`
 
     Raises: StoreIOError from any method, after which the same records may be dispatched again;
     RefusedError at opening if files do not have the sizes in the settings.

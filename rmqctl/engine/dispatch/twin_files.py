@@ -15,12 +15,12 @@ _FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
 
 
 class TwinFiles(QueueFiles):
-    """The files of a new queue, which are not written as long as every unit equals the unit of an
-    existing queue, the ``twin``. At the first difference, all earlier units are written; from then
-    on, every unit is written.
+    """The files of a new queue, written only if they differ from those of an existing queue, the
+    ``twin``.
 
-    A padding entry also counts as equal to the entry of a message before ``log_min``, the start of
-    the log.
+    Nothing is written while every unit equals the twin's. At the first difference, all earlier
+    units are written; from then on, every unit is written. A padding entry also equals the twin's
+    entry of a message before ``log_min``, the start of the log.
     """
 
     __slots__ = ("_first", "_log_min", "_next", "_twin")

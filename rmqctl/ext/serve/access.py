@@ -1,8 +1,7 @@
-"""Access control: if access keys are given, only clients that sign their requests with one of these
-keys are served.
+"""Access control: if access keys are given, clients must sign their requests with one of the keys.
 
-All keys have the rights of an ``admin`` account of a broker's ACL 1.0; there are no permissions for
-single topics or groups. Requests to the name server need no signature.
+All keys have the rights of an ``admin`` account of a broker's ACL 1.0. Permissions for single
+topics or groups do not exist. Requests to the name server need no signature.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Broker:
     started: float = field(default_factory=time.time)
     waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
         default_factory=lambda: defaultdict(set))
-    """For each queue, callbacks of the requests that wait for messages. A callback's argument is
-    whether the request may continue to wait.
+    """For each queue, callbacks of the requests that wait for messages. The argument says whether
+    the request may continue to wait.
     """
     on_event: Callable[..., None] = lambda **_: None
     """Callback for events, called with an event's fields as keyword arguments."""
@@ -226,9 +226,11 @@ class Broker:
         return None if topic is None else self._served(topic)
 
     def _served(self, topic: ServedTopic) -> ServedTopic:
-        """Return the topic as clients see it. Its in-memory queue, if any, follows its stored
-        queues. A retry topic always has an in-memory queue, so that consumers already pull from the
-        topic before it has messages.
+        """Return the topic as clients see it: an in-memory queue, if any, follows the stored
+        queues.
+
+        A retry topic always has an in-memory queue. Consumers can then pull from the topic before
+        it has messages.
         """
         is_retry = topic.name.startswith(RETRY_PREFIX)
         extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
@@ -251,7 +253,8 @@ class Broker:
         return topic
 
     def queue(self, topic: str, queue_id: int) -> ServedQueue:
-        """Return the queue to read from; an empty queue if it does not exist.
+        """Return the queue to read from; an empty queue if the queue does not exist.
+
         Raises: Failed if the queue cannot be read.
         """
         in_memory = self.memory.queues.get((topic, queue_id))

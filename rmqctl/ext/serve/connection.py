@@ -30,12 +30,12 @@ _MAX_ASKED = 64
 _GATHERED = 320 << 10
 """Bytes of responses to one client that are collected, within a turn, before they are sent."""
 _FIRST_READ = 64 << 10
-"""Maximum number of bytes to read at the start of a frame; small, because many connections may
-start a frame at once.
+"""Maximum number of bytes to read at the start of a frame. The value is small because many
+connections may start a frame at once.
 """
 _MAX_BUFFERS = 512
-"""Collected responses are sent when they consist of this many buffers. The last response may add
-almost as many, and a system call accepts at most 1024 buffers (IOV_MAX).
+"""Number of buffers at which collected responses are sent. The last response may add almost as
+many. A system call accepts at most 1024 buffers (IOV_MAX).
 """
 
 

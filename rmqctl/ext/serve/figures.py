@@ -22,8 +22,8 @@ MAX_LABELS = 1000
 REST = "*"
 """The label of the sum of all other groups and topics, including groups and topics of this name."""
 _MAX_EVENTS = 50
-"""Maximum number of events of one kind per second; if there are more, they are combined into one
-event with their total.
+"""Maximum number of events of one kind per second. More events are combined into one with their
+total.
 """
 _LAG_S = 0.02
 """Maximum seconds for computing lags, which happens at most once a second."""
@@ -87,8 +87,10 @@ class CountWatch:
 
 
 def connections(server: Server) -> dict[str, int]:
-    """Return the number of open connections, and the numbers of connections since the start that
-    were accepted, turned away, or closed because of invalid data.
+    """Return the number of open connections, and counts since the start.
+
+    ``accepted``: all accepted connections. ``turned_away``: refused connections. ``broken``:
+    connections closed because of invalid data.
     """
     return {"connections": len(server.connections), "accepted": server.accepted,
             "turned_away": server.turned_away, "broken": server.broken}

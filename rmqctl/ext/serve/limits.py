@@ -20,15 +20,13 @@ from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 SPARE_S = 0.5
 """Seconds after which an idle connection may be closed to free its place for another connection."""
 SILENT_S = 40.0
-"""Seconds without data after which a connection with waiting requests may be closed to free its
-place for another connection. (Clients send a heartbeat every 30 s.)
+"""Seconds without data after which a connection with waiting requests may be closed to make space
+for another connection. (Clients send a heartbeat every 30 s.)
 """
 _IPV6_HOST = 64
 """Number of low bits of an IPv6 address that a client can usually choose freely."""
 _SCARCE = 0.75
-"""If more than this part of a quota is used, each address may use at most an equal share of the
-quota.
-"""
+"""Above this part of a quota, each address may use at most an equal share of the quota."""
 _SOME = 8
 """The part of a limit (one eighth) that is freed when it is reached, so that it is not reached
 again at once.
@@ -87,9 +85,10 @@ class Holder(Protocol):
         """Remove the connection from the server, before the event loop reports its end."""
 
     def spare_since(self) -> float | None:
-        """Return the time (monotonic seconds) since which the connection is idle: it neither
-        receives data nor expects a response. Return 0 before its first request, None while it waits
-        for a response.
+        """Return since when the connection is idle (monotonic seconds).
+
+        An idle connection neither receives data nor expects a response. Return 0 before its first
+        request, and None while the connection waits for a response.
         """
         ...
 
@@ -158,14 +157,14 @@ class AddressConnections:
         """Give a place to a new connection. Return False if this is impossible.
 
         If the newcomer's address has reached its share, an idle connection of this address is
-        closed to free its place. Otherwise, if all places are taken, an idle connection is closed.
-        Its address must have at least as many connections as the newcomer's address; addresses with
-        the most connections are searched first.
+        closed. If all places are taken, an idle connection is closed whose address has at least as
+        many connections as the newcomer's. Addresses with the most connections are searched first.
 
-        If these addresses have no idle connection, the address with the most connections loses the
-        connection that has been silent for the longest time, in two cases: the address has clearly
-        more connections than the newcomer's address, or it has at least as many and the silence is
-        long.
+        If these addresses have no idle connection, the address with the most connections may lose
+        the connection that was silent longest. This happens in two cases:
+
+        * The address has clearly more connections than the newcomer's address.
+        * The address has at least as many connections, and the silence is long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -218,8 +217,9 @@ def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """A maximum number of waiting requests or streams. Unlike in `AddressConnections`, none of them
-    is closed to make space for a new one.
+    """A maximum number of waiting requests or streams.
+
+    Unlike `AddressConnections`, a quota closes nothing to make space for a new request or stream.
     """
 
     def __init__(self, most: int, part: float = 1.0) -> None:

@@ -34,8 +34,8 @@ _WINDOW, _MAX_WINDOWS = 16 << 20, 16
 total).
 """
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Mapping is considered slower than a separate read for each entry if fewer than `_ROWS_PER_WINDOW`
-entries were read per window. Then the next `_ROWS_UNMAPPED` entries are read without mapping.
+"""When to read without mapping. If fewer than `_ROWS_PER_WINDOW` entries were read per window, the
+next `_ROWS_UNMAPPED` entries are read separately, because mapping is considered slower.
 """
 
 

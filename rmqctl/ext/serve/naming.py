@@ -48,9 +48,7 @@ def cluster_info(broker: Broker, call: Call) -> Response:
 
 
 def all_topics(broker: Broker, _call: Call) -> Response:
-    """Answer with all topics of all brokers, and with the names of the cluster and the brokers, as
-    a name server does.
-    """
+    """Answer as a name server does: with the names of all topics, the cluster and the brokers."""
     names = {name: None for member in broker.cluster.brokers.values() for name in member.topics}
     names[broker.cluster.name] = None
     names.update(dict.fromkeys(broker.cluster.brokers))

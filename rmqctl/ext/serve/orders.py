@@ -24,8 +24,10 @@ _FOR_EVER = -1
 
 @dataclass(slots=True)
 class Faults:
-    """Faults for tests. ``times``: number of sends that are still to be refused (-1: all sends);
-    ``slow``: delay of each response in seconds.
+    """Faults for tests.
+
+    ``times``: number of sends that are still to be refused (-1: all sends). ``slow``: delay of each
+    response in seconds.
     """
 
     times: int = 0

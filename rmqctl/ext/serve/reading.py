@@ -47,8 +47,8 @@ KEPT = 64 << 20
 SCANNED_ROWS = 800
 """Maximum number of entries examined for one pull, unless the pull asks for more messages."""
 FILTER_S = 0.05
-"""Seconds after which a pull ends that has a slow filter or finds many damaged records. The client
-continues with another pull.
+"""Seconds after which a pull with a slow filter or many damaged records ends. The client continues
+with another pull.
 """
 _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
@@ -103,10 +103,11 @@ class ServedQueue(Protocol):
 
 @dataclass(slots=True)
 class QueuePage:
-    """Consecutive entries of a queue, and their records joined together. The record of entry number
-    ``row`` is ``data[starts[row]:starts[row + 1]]``; it is empty if it cannot be served.
-    ``damaged``: the entries with an empty record, except fillers; ``whole``: whether no record is
-    empty.
+    """Consecutive entries of a queue, and their records joined together.
+
+    The record of entry number ``row`` is ``data[starts[row]:starts[row + 1]]``. The record is empty
+    if it cannot be served. ``damaged``: entries with an empty record, except fillers. ``whole``:
+    whether no record is empty.
     """
 
     data: memoryview
@@ -145,9 +146,10 @@ class PageCache:
         return page
 
     def put(self, key: tuple[int, int], page: QueuePage) -> None:
-        """Keep a page in memory, and drop other pages to make space. A page with more than
-        `PAGE_BYTES` of records is not kept: it contains one large message, which can be read
-        quickly.
+        """Keep a page in memory, and drop other pages to make space.
+
+        A page with more than `PAGE_BYTES` of records is not kept: it contains one large message,
+        which can be read quickly.
         """
         if len(page.data) > PAGE_BYTES:
             return

@@ -58,8 +58,8 @@ class Server:
     proxy: Proxy | None = None
     """The gRPC service for 5.x clients, if enabled."""
     fast: Address | None = None
-    """A second address of the first broker, for old clients: its port number is 2 less than the
-    port number of the first address. It is only used if the port is free (spec: remoting.md §1.5).
+    """A second address of the first broker, for old clients: its port number is 2 less than that of
+    the first address. Only used if the port is free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
     """Callback, called once a second and at the end."""
@@ -82,8 +82,8 @@ class Server:
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """The thread that writes consumer offsets; a single thread, so that no two writes overlap."""
     _resident: int = 0
-    """The lowest memory use of the process so far, in bytes. The increase since then shows how much
-    memory gRPC has taken, which is not counted elsewhere.
+    """Lowest memory use of the process so far, in bytes. The memory of gRPC is estimated as the
+    increase since then.
     """
     _problem: str | None = None
     """The last problem reported, so that a persistent problem is reported only once."""
@@ -152,9 +152,10 @@ class Server:
 
     async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
                      ) -> asyncio.Server:
-        """Listen on a socket. The event loop accepts as many connections at once as the backlog
-        passed to it, so this backlog is small; the system's queue is longer.
-        Raises: OSError.
+        """Listen on a socket. Raises: OSError.
+
+        The event loop accepts as many connections at once as the backlog passed to it. Therefore
+        this backlog is small, and the system's queue is longer.
         """
         server = await asyncio.get_running_loop().create_server(
             protocol, sock=bound, backlog=_ACCEPTED)
@@ -274,7 +275,8 @@ class Server:
 
 def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
     """Bind a socket for each of ``count`` brokers. Return the addresses and sockets.
-    Raises: StoreIOError if a port is not available, UsageError if there are not enough ports.
+
+    Raises: StoreIOError if a port is not available; UsageError if there are not enough ports.
     """
     if listen.port + count - 1 > _LAST_PORT:
         raise UsageError(f"{listen}: each of the {count} stores needs its own port, and the "

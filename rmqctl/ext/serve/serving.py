@@ -30,9 +30,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class RequestedStore:
-    """A store to serve. ``root``: its path; ``open``: function that opens it; ``address``: the
-    broker's address for clients; ``folders``: log folders that the user named; ``outside``: folders
-    outside the store that may be written to.
+    """A store to serve.
+
+    * ``root``: the store's path
+    * ``open``: function that opens the store
+    * ``address``: the broker's address for clients
+    * ``folders``: log folders that the user named
+    * ``outside``: folders outside the store that may be written to
     """
 
     root: str
@@ -46,9 +50,11 @@ class RequestedStore:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Settings for serving stores. ``start``: see `Broker`; ``stored``: whether to use the consumer
-    offsets in the stores; ``retry_memory``: for each read-only broker, maximum bytes of memory for
-    messages that consumers send back.
+    """Settings for serving stores.
+
+    ``start``: see `Broker`. ``stored``: whether to use the consumer offsets in the stores.
+    ``retry_memory``: maximum bytes of memory, in each read-only broker, for messages that consumers
+    send back.
     """
 
     view: str = "disk"
@@ -136,8 +142,9 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: ServeSettings,
 
 
 def _join(broker: Broker, writer: Writer) -> None:
-    """Connect a writer with its broker, and continue the delivery of the store's delayed and timed
-    messages and the checks of its half messages.
+    """Connect a writer with its broker.
+
+    Also continue to deliver the store's delayed and timed messages, and to check its half messages.
     """
     from rmqctl.ext.serve.producing.checking import Checks
     from rmqctl.ext.serve.producing.delaying import Delays

@@ -135,9 +135,9 @@ class ServedStore:
         return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
-        """Return the number of messages after the last message with a consume queue entry; they are
-        not served. Stop counting at `_MAX_COUNTED`.
-        Raises: StoreIOError.
+        """Return the number of messages after the last message with a consume queue entry.
+
+        These messages are not served. Counting stops at `_MAX_COUNTED`. Raises: StoreIOError.
         """
         count = 0
         start = last_dispatched(self.store)

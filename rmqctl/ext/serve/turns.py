@@ -1,13 +1,15 @@
 """The order in which requests are answered and connections are read: fair queuing.
 
-Clients share two resources of the event loop: its time, and the number of bytes that it receives.
-The order of their turns is determined by a virtual clock, which runs more slowly the more clients
-wait. By this clock, a client waits for a time that is proportional to the expected length of its
-turn. So clients with short turns wait only briefly, and clients with long turns still get their
-turns. Time is shared first among client addresses, then among the connections of each address: many
-connections of one address get no more time than a single connection of another. The length of a
-connection's first turn cannot be predicted, so each round includes some first turns, alternately of
-the newest and the oldest connection.
+Clients share the time of the event loop and the number of bytes that it receives. A virtual clock
+determines the order of their turns; the more clients wait, the more slowly it runs. By this clock,
+a client waits in proportion to the expected length of its turn. Clients with short turns wait only
+briefly, and clients with long turns still get their turns.
+
+Time is shared first among client addresses, then among the connections of each address. Many
+connections of one address get no more time than a single connection of another.
+
+The length of a connection's first turn cannot be predicted. Each round therefore includes some
+first turns, alternately of the newest and the oldest connection.
 """
 
 from __future__ import annotations
@@ -80,8 +82,10 @@ class _Line(Generic[_Of]):
 
 
 class _Host(Generic[_Of]):
-    """A client address with its waiting connections. ``entry``: the number of the address's current
-    entry in the queue of addresses; None if the address does not wait.
+    """A client address with its waiting connections.
+
+    ``entry``: the number of the address's current entry in the queue of addresses, None if the
+    address does not wait.
     """
 
     __slots__ = ("entry", "line")
@@ -177,8 +181,10 @@ class _Fresh:
         self._of.setdefault(worker.host, deque()).append(worker)
 
     def pop(self) -> Worker:
-        """Remove and return the newest or the oldest connection of the next address, alternately:
-        so under overload, most connections still wait only briefly, and none waits forever.
+        """Remove and return a connection of the next address: alternately its newest and its
+        oldest.
+
+        Under overload, most connections then still wait only briefly, and none waits forever.
         """
         host, workers = self._of.popitem(last=False)
         self._last = not self._last
@@ -189,8 +195,9 @@ class _Fresh:
 
 
 class Turns:
-    """Divides the time of an event loop among connections. ``soon``: schedules a function to run
-    after the event loop has checked for new data.
+    """Divides the time of an event loop among connections.
+
+    ``soon``: schedules a function that runs after the event loop has checked for new data.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any],
@@ -201,8 +208,9 @@ class Turns:
         self._begins_soon = False
 
     def come(self, worker: Worker) -> None:
-        """Handle new data of a connection that does not wait for a turn: let the connection answer
-        requests now, or wait for a turn.
+        """Handle new data of a connection that does not wait for a turn.
+
+        The connection answers requests now, or waits for a turn.
         """
         if self._spent < ROUND_S and not (
                 self._fresh if worker.turn is None else

@@ -1,5 +1,6 @@
-"""The ``abort`` file, which exists while a broker runs and after an unclean stop (spec:
-checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x.
+"""The ``abort`` file, which exists while a broker runs and after an unclean stop.
+
+Empty in 4.x, the process id as text in 5.x. Spec: checkpoint-and-small-files.md §2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ``checkpoint`` page (spec: checkpoint-and-small-files.md §1).
 
-It has three fields up to 4.9.x, a fourth from 5.0.0, and a fifth from 5.1.1. An older release does
-not change the bytes of fields that it does not know, so a later field is meaningful only if a
-broker that knows it wrote the file.
+The page has three fields up to 4.9.x, a fourth from 5.0.0, and a fifth from 5.1.1. An older release
+does not change the bytes of fields that it does not know. A later field is therefore meaningful
+only if a broker that knows the field wrote the file.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ class CheckpointRecord(NamedTuple):
         return min(self.min_timestamp, self.index_msg_timestamp)
 
     def knows_later(self, newest: int | None, begin: int) -> bool:
-        """Return whether the checkpoint shows that a message was written after the newest message
-        of a log that begins at physical offset ``begin``.
+        """Return whether the checkpoint shows that messages after the log's newest message were
+        written.
 
-        The time of the log and the time of the consume queues must both show this, because a single
-        time may be damaged. ``newest``: store time (ms) of the newest message; None if the log has
-        no message. In that case, the result is False if the log does not begin at 0, because its
-        messages may have expired.
+        The times of the log and of the consume queues must both show this, because a single time
+        may be damaged.
+
+        ``newest``: store time (ms) of the newest message, None if the log has no message.
+        ``begin``: physical offset at which the log begins. The result is False for a log without
+        messages that does not begin at 0: its messages may have expired.
         """
         if newest is None and begin == 0:
             newest = 0

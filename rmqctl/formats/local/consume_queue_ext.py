@@ -130,8 +130,8 @@ def build(unit: UnitRecord) -> bytes:
 class ExtStep(NamedTuple):
     """One step of a walk: a unit, the end mark, or the ``error`` found there.
 
-    ``end``: this is the last step, at the end mark or at damage after which the position of the
-    next unit is unknown.
+    ``end``: the walk ends here, at the end mark or because the position of the next unit is
+    unknown.
     """
 
     at: int
@@ -142,12 +142,11 @@ class ExtStep(NamedTuple):
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[ExtStep]:
-    """Yield the units of one file from ``position`` up to the end mark or unused space. Each step
-    advances by at least one byte.
+    """Yield the units of one file from ``position`` up to the end mark or unused space.
 
-    A damaged unit is skipped by whichever of its two lengths ends at a plausible position;
-    otherwise by its size field, as in a broker. If neither is possible, the position of the next
-    unit is unknown.
+    Each step advances by at least one byte. A damaged unit is skipped by the one of its two lengths
+    that ends at a plausible position. If neither does, the unit is skipped by its size field, as in
+    a broker. If the size field is impossible, the position of the next unit is unknown.
     """
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]

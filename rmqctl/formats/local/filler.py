@@ -1,7 +1,8 @@
-"""The marks of a filler, a message that `recover` wrote in place of lost bytes.
+"""The marks of a filler: a message that `recover` wrote in place of lost bytes.
 
-All fillers have the born host 0.0.0.0:0, from which no broker accepts a message. Their property
-``RMQCTL`` is ``lost`` if there is space for it; else the body is all zeros.
+All fillers have the born host 0.0.0.0:0, from which no broker accepts a message. The property
+``RMQCTL`` of a filler is ``lost``. If the filler has no space for the property, its body is all
+zeros.
 """
 
 from __future__ import annotations

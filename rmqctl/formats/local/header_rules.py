@@ -1,8 +1,9 @@
 """Checks for field values that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
-The rules are plain comparisons, so they work both for the values of one record and for columns of
-many records. Values that a producer or an unusual machine may cause are not faults: port 0, any
-host, a clock that was set back or is wrong by some months, flags that only older brokers wrote.
+The rules are plain comparisons. They accept the values of one record, or columns of many records.
+
+Values that a producer or an unusual machine may cause are not faults: port 0, any host, a clock
+that was set back or is wrong by some months, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BI
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """Faults that make a client's decoder drop this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
-"""Width in bits of the numeric properties that a broker parses when it checks a record: DELAY, and
-the two properties of an inner batch.
+"""Width in bits of the numeric properties that a broker parses when it checks a record.
+``DELAY_BITS``: of DELAY. ``INNER``: of the two properties of an inner batch.
 """
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
@@ -89,8 +90,8 @@ def is_number(value: str, bits: int) -> bool:
 
 
 def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
-    """Return the name of the property that makes a broker's check of the record throw an exception;
-    "" if no property does.
+    """Return the name of a property that makes a broker's check of the record throw an exception,
+    or "".
 
     DELAY is checked only in the schedule topic. The two properties of an inner batch are checked
     for 5.x, if both exist (spec: commitlog.md §9).
@@ -113,9 +114,10 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 
 def clock_went_back(time: Any, behind: Any) -> Any:
-    """Return whether a message's store time is half a year or more after the store time of the next
-    message. This shows that the clock was fast before or slow afterwards. A clock that was never
-    set is reported as `EARLY` instead.
+    """Return whether a message's store time is at least half a year after that of the next message.
+
+    This shows that the clock was fast before or slow afterwards. If the clock was never set,
+    `EARLY` is reported instead.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 

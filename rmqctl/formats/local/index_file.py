@@ -1,9 +1,10 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-The numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. The
-file size determines only one of the two numbers if the other is known; `candidates` yields common
-configurations. Their number is bounded, so that the search for a damaged header takes seconds, not
-minutes.
+The numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. From
+the file size, one of the two numbers follows from the other.
+
+`candidates` yields common configurations. Their number is bounded, which limits the search for a
+damaged header to seconds.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ Entry = Struct(
 
 
 class HeaderRecord(NamedTuple):
-    """The file header. ``index_count`` is the number of the next free entry: the number of entries
-    + 1 if there are any.
-    """
+    """The file header. ``index_count``: the number of entries + 1; may be 0 without entries."""
 
     begin_timestamp: int
     end_timestamp: int

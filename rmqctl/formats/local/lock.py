@@ -1,5 +1,6 @@
-"""The ``lock`` file (spec: checkpoint-and-small-files.md §3): four letters, and an exclusive lock
-of the operating system on its first byte while a broker runs.
+"""The ``lock`` file: four letters (spec: checkpoint-and-small-files.md §3).
+
+While a broker runs, the file's first byte is locked exclusively by the operating system.
 """
 
 from __future__ import annotations

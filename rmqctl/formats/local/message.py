@@ -36,8 +36,8 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 MAGIC_BLANK = 0xCBD43194
 VERSIONS = {MAGIC_V1: "v1", MAGIC_V2: "v2"}
-"""Every message magic and its name in output, shortest maximum topic length first. All readers use
-this table; any other magic is damage (CONTRIBUTING.md describes how to add one).
+"""Every message magic and its name in output, shortest maximum topic length first. Any other magic
+is damage. CONTRIBUTING.md describes how to add a magic.
 """
 
 HostV4 = Struct("address" / Bytes(4), "port" / Int32sb)
@@ -102,8 +102,8 @@ def _pattern(*magics: int) -> re.Pattern[bytes]:
 MAGIC_PATTERN = _pattern(*VERSIONS)
 """Pattern for the magics of messages; a record starts `MAGIC_OFFSET` bytes before a match."""
 BLANK_PATTERN = _pattern(MAGIC_BLANK)
-"""Pattern for the magic of blank records. It is separate, because a search is 20 times faster if
-all matches of a pattern have the same first bytes.
+"""Pattern for the magic of blank records. A search is 20 times faster if all matches of a pattern
+have the same first bytes.
 """
 
 
@@ -216,8 +216,9 @@ def properties_length_at(data: bytes | memoryview, position: int = 0) -> int:
 
 
 def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
-    """Return the position of a field before the body; the position depends on the widths of the
-    hosts, not on the magic.
+    """Return the position of a field before the body.
+
+    The position depends on the widths of the hosts, not on the magic.
     """
     return layout.field(Message, name, sys_flag=host_bits, magic=next(iter(VERSIONS)))
 

@@ -1,7 +1,6 @@
 """The bytes of a record field by field, with the names of its declaration.
 
-The code works on the construct objects themselves, so it needs no list of field names: nested
-structs (``born_host.port``), widths that depend on earlier values, variable-length bytes.
+The code works on the construct objects, and so needs no list of field names.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
-"""Number of bytes of the log from which entries are derived at a time. With a quarter of this
-number, a rebuild takes 12 % more CPU time.
+"""Number of bytes of the log from which entries are derived at a time. With a quarter of this size,
+a rebuild takes 12 % more CPU time.
 """
 _BAD_BODY = "the body does not match its CRC"
 
@@ -68,14 +68,16 @@ class DerivedRange(LogSummary):
 
 def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
            part: FileRange[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
-    """Derive the entries of the intact messages of a range that end at or before physical offset
-    ``limit``.
+    """Derive the entries of the intact messages of a range.
 
-    ``rows``: whether to derive the columns for consume queues. ``kept``: entries of the store,
-    which still have the original values of damaged messages. ``sink``: function that gets the
-    derived batches, with the same topic numbers in all batches; if it is not given, the batches are
-    in the result. Bytes that the system cannot read count as damage. Raises: StoreIOError for a
-    file that cannot be opened.
+    * ``rows``: whether to derive the columns for consume queues
+    * ``limit``: only messages that end at or before this physical offset are used
+    * ``kept``: entries of the store, which still have the original values of damaged messages
+    * ``sink``: gets the derived batches, with the same topic numbers in all batches; without
+      ``sink``, the batches are in the result
+
+    Bytes that the system cannot read count as damage. Raises: StoreIOError for a file that cannot
+    be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()

@@ -68,8 +68,10 @@ _SPACE = 32
 
 @dataclass(frozen=True, slots=True)
 class ChangedByte:
-    """A corrected byte of a message. ``message``: physical offset of the message; ``place``:
-    physical offset of the byte; ``before`` and ``after``: its values.
+    """A corrected byte of a message.
+
+    ``message``: physical offset of the message. ``place``: physical offset of the byte. ``before``
+    and ``after``: values of the byte.
     """
 
     message: int
@@ -83,9 +85,9 @@ class ChangedByte:
 class Disputes:
     """Disputes between messages and their entries.
 
-    ``tags`` and ``keys``: hashes that the entries keep in the rebuild, by the physical offset of
-    their message. ``corrected``: corrected bytes, with which messages match their entries.
-    ``open``: physical offsets of messages that are not corrected, by structure.
+    ``tags`` and ``keys``: hashes of entries that the rebuild keeps, by the message's physical
+    offset. ``corrected``: the corrected bytes; with them, messages match their entries. ``open``:
+    physical offsets of messages that are not corrected, by structure.
     """
 
     tags: dict[int, int] = field(default_factory=dict)
@@ -117,8 +119,10 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
 
 
 class IntactRecords:
-    """Intact messages by physical offset, without messages that a repair wrote, and without
-    messages with an appended CRC, which proves their properties.
+    """Intact messages by physical offset.
+
+    Omitted are messages that a repair wrote, and messages with an appended CRC, which proves their
+    properties.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
@@ -208,9 +212,10 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return, by physical offset, the index entries of each message that has at least one index
-    entry without a matching key. Only entries that are in the chain of their slot and in the order
-    of the log are included.
+    """Return the index entries of each message with an index entry that matches none of its keys.
+
+    The dictionary's keys are physical offsets. Entries are included only if they are in the chain
+    of their slot and in the order of the log.
     """
     if not store.index_listing.files:
         return {}
@@ -367,8 +372,10 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *,
 
 def single_changes(record: Record, names: Sequence[str],
                    fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
-    """Yield the changes of a single byte, in the values of the properties ``names``, after which
-    ``fits`` returns true. If changes of a single bit exist, only these are yielded.
+    """Yield the changes of a single byte after which ``fits`` returns true.
+
+    Changed are the values of the properties ``names``. If changes of a single bit exist, only these
+    are yielded.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)

@@ -1,9 +1,11 @@
 """Find foreign files that keep a broker from starting, in the folders of a store.
 
-A broker treats every entry of these folders as one of its files (recovery.md §2). It does not start
-if the name of a file is not a number or its length is wrong, and a 4.x broker does not start if an
-entry is a folder. In the index folder, a broker skips names that are not numbers
-(`IndexService.load` catches the error), but treats any number as an index file.
+A broker treats every entry of these folders as one of its files (recovery.md §2). A file whose name
+is not a number, or whose length is wrong, keeps the broker from starting. A folder keeps a 4.x
+broker from starting.
+
+In the index folder, a broker skips names that are not numbers: `IndexService.load` catches the
+error. Any number is treated as an index file.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
-    """Return a list with one note: why a broker would not start even after the steps. The list is
-    empty if the broker would start.
+    """Return a list with one note: why a broker would not start even after the steps.
 
-    Only names, sizes and configuration are checked. Raises: StoreIOError.
+    The list is empty if the broker would start. Only names, sizes and configuration are checked.
+    Raises: StoreIOError.
     """
     cured = set(_repaired(store, steps))
     left = [refusal for refusal in load(store, version_for(generation)).refusals

@@ -214,8 +214,10 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
                right_ones: bool) -> list[str | None]:
     """Return, for each rebuilt file, the name of the existing file that begins with the same
-    message (``same``) if the names still ascend with this name; else None. ``right_ones``: whether
-    existing files with the same content keep their names in any order.
+    message.
+
+    ``same``: these existing files. Return None for a file if the names would no longer ascend.
+    ``right_ones``: whether existing files with the same content keep their names in any order.
     """
     sure: list[str | None] = []
     low = after

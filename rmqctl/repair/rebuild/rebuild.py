@@ -190,21 +190,28 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
             save_every: float = SAVE_EVERY, kept: KeptHashes | None = None,
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
-    """Rebuild the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
+    """Rebuild the derived structures of a log in an empty scratch folder.
 
-    ``root``: the store for which the structures are rebuilt; it is only read. ``only``: the
-    structures to rebuild, of ``consumequeue`` (plain, extended, batch, light) and ``index``. With
-    ``topic`` (and ``queue``) only these queues are rebuilt, and no index. Messages that end after
-    ``log_end`` are skipped. ``progress`` is called with the number of bytes done. ``batch_topics``:
-    topics with batch queues. ``kept``: the hashes that entries of some messages keep, even if the
-    messages have other values. ``opened``: the store at ``root``, if it is open. If it is given,
-    messages of an earlier queue with the same name are skipped. With both ``opened`` and ``twins``,
-    plain queues that are already right are not rebuilt, unless the scratch folder is kept.
+    * ``parts``: the parts of the log, in order
+    * ``root``: the store for which the structures are rebuilt; it is only read
+    * ``only``: ``consumequeue`` (plain, extended, batch, light), ``index``, or both
+    * ``topic``, ``queue``: rebuild only these queues, and no index
+    * ``progress``: called with the number of bytes done
+    * ``batch_topics``: topics with batch queues
+    * ``log_end``: messages that end after this physical offset are skipped
+    * ``kept``: hashes that the entries of some messages keep, even if the messages have other
+      values
+    * ``opened``: the store at ``root``, if it is open; messages of an earlier queue with the same
+      name are then skipped
+    * ``twins``: with ``opened``, do not rebuild plain queues that are already right, unless the
+      scratch folder is kept
 
-    After an interruption by any exception, the same call with the same scratch folder (which must
-    be kept) continues the rebuild, with the same result. If the scratch folder is from another log
-    or from other options, it is emptied first. Raises: RefusedError if files of the store have
-    other sizes than ``settings``; UsageError, StoreIOError.
+    After an interruption by any exception, the same call with the same scratch folder continues the
+    rebuild, with the same result. A scratch folder from another log or other options is emptied
+    first.
+
+    Raises: RefusedError if files of the store have other sizes than ``settings``; UsageError,
+    StoreIOError.
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
@@ -339,8 +346,10 @@ class _Job:
         return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
-        """Return a function that returns the queue ids of light queue entries, if the store has
-        both kinds of light queues (see `LightQueues`); None if the settings determine these ids.
+        """Return the function that determines the queue ids of light queue entries.
+
+        Return None if the settings determine these ids. This is the case unless the store has both
+        kinds of light queues (see `LightQueues`).
         """
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):
@@ -397,8 +406,8 @@ class _Job:
 
 
 def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
-    """Yield each plain queue of a store if the queue's folder is the one that a broker uses, and no
-    other queue shares it.
+    """Yield each plain queue whose folder is the one that a broker uses and contains no other
+    queue.
     """
     for key, queue in store.plain_queues.items():
         if os.path.basename(queue.folder) == str(key[1]) and not store.listed(

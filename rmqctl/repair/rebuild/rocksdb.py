@@ -1,8 +1,10 @@
 """Rebuild consume queues in RocksDB from the log, in a scratch folder (spec: rocksdb.md §2-§4).
 
-Each entry is stored at its message's queue offset, as a broker stores it. So only the positions of
-queues whose messages have all expired are needed from the present database. The tables have the
-format version that brokers use; other files that RocksDB creates are not part of the result.
+Each entry is stored at its message's queue offset, as a broker stores it. The present database is
+only needed for the positions of queues whose messages have all expired.
+
+The tables have the format version that brokers use. Other files that RocksDB creates are not part
+of the result.
 """
 
 from __future__ import annotations
@@ -289,9 +291,10 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 
 def is_right(present: RocksQueues | None, database: BuiltDatabase, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
-    """Return whether the database of a store has all entries rebuilt from its log, and no others
-    except entries of expired messages. False if part of the database is unreadable. ``wants``:
-    function that selects the queues to compare.
+    """Return whether a store's database has all entries rebuilt from its log, and no other entries.
+
+    Entries of expired messages are allowed. Return False if part of the database is unreadable.
+    ``wants`` selects the queues to compare.
     """
     if present is None or present.damage or present.odd_count:
         return False

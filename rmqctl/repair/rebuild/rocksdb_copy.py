@@ -34,8 +34,10 @@ from rmqctl.store.store import Store
 def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scratch: Scratch, *,
                log_end: int | None, jobs: int,
                progress: Callable[[int], None] | None = None) -> Planned:
-    """Return (steps, actions) that replace a wrong copy with a copy rebuilt from the log ``parts``;
-    both are empty if the copy matches the log. Raises: StoreIOError, MissingExtraError.
+    """Return (steps, actions) that replace a wrong copy with a copy rebuilt from the log ``parts``.
+
+    ``steps`` and ``actions`` are empty if the copy matches the log. Raises: StoreIOError,
+    MissingExtraError.
     """
     why, present = "", None
     try:

@@ -31,9 +31,10 @@ _SCRATCH = "rocksdb-start"
 
 def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
                 scratch: Scratch) -> list[Step]:
-    """Return the steps that replace the present database; an empty list if the start would not
-    change it. Raises: RefusedError if a part of the present database cannot be read; StoreIOError,
-    MissingExtraError.
+    """Return the steps that replace the present database.
+
+    The list is empty if the start would not change the database. Raises: RefusedError if a part of
+    the present database cannot be read; StoreIOError, MissingExtraError.
     """
     present = store.rocksdb
     try:

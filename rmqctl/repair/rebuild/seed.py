@@ -1,9 +1,8 @@
 """Copy the data that a rebuild needs from the store, because the log does not contain it.
 
-Entries of expired messages are kept. In batch queues and the index, rebuilt entries are appended to
-these. A plain queue is rebuilt from its first message in the log, with padding entries before it as
-a broker writes them; after the rebuild, the entries of expired messages are copied over the
-padding.
+Entries of expired messages are kept. In batch queues and the index, rebuilt entries follow them. A
+plain queue is rebuilt from its first message in the log, with padding entries before it as in a
+broker. After the rebuild, the entries of expired messages are copied over the padding.
 
 Filter bit maps are copied from the present extension units. If the start of the log has expired,
 the addresses of rebuilt units continue those of the present units (spec: consumequeue.md §8).
@@ -129,8 +128,10 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
-    """Keep only the leading units of a queue's files. ``counts``: number of units to keep, for each
-    file. The first file that these units do not fill is truncated, and later files are moved aside.
+    """Keep only the leading units of a queue's files.
+
+    ``counts``: number of units to keep, for each file. The first file with fewer units than it can
+    hold is truncated. Later files are moved aside.
     """
     more = True
     for file, count in zip(files, counts, strict=True):
@@ -229,11 +230,10 @@ class _Queue:
 
 
 class OldUnits:
-    """Finder of the present extension unit of each message (a `Recall`); calls must be in queue
-    order.
+    """Finder of the present extension unit of each message (a `Recall`).
 
-    A message's unit is recognised by its tags code and store time, and by the entry that points to
-    it.
+    Calls must be in queue order. A message's unit is recognised by its tags code and store time,
+    and by the entry that points to the unit.
     """
 
     def __init__(self, root: str) -> None:

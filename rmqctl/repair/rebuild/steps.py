@@ -52,9 +52,9 @@ Kind = Literal["file", "folder", "other"]
 def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda: False) -> Planned:
     """Return (steps, actions) that replace files of a store with the files of its rebuild.
 
-    Both are empty if no file differs. ``index_is_right``: function that is called if index files
-    differ; if it returns true, these are not replaced. The scratch folder must stay until the steps
-    are carried out. Raises: StoreIOError.
+    ``steps`` and ``actions`` are empty if no file differs. ``index_is_right`` is called if index
+    files differ; if it returns true, the index files are not replaced. Keep the scratch folder
+    until the steps are carried out. Raises: StoreIOError.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -164,8 +164,10 @@ class _Queue:
                        self.older(files).__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
-        """Return the steps that truncate the queue at byte ``end``: later bytes of the file that
-        contains ``end`` are zeroed, and later files are moved aside, the last file first.
+        """Return the steps that truncate the queue at byte ``end``.
+
+        The file that contains ``end`` is zeroed from there on. Later files are moved aside, the
+        last file first.
         """
         steps: list[Step] = []
         for file in reversed(files):

@@ -44,9 +44,9 @@ def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list
                 settled: TimedDisputes | None = None) -> Changes:
     """Return the changes that repair the timer's files for a log that ends at ``log_end``.
 
-    ``next_row``: the next queue offset of the timer topic; None if the topic has no queue.
-    ``findings``: the findings of `timer_troubles`; ``settled``: messages that are corrected, or in
-    dispute, so that their units are kept. Raises: StoreIOError.
+    ``next_row``: next queue offset of the timer topic, None if the topic has no queue.
+    ``findings``: the findings of `timer_troubles`. ``settled``: corrected or disputed messages,
+    whose units are kept. Raises: StoreIOError.
     """
     files = TimerFiles.of(store)
     if not files.in_use:

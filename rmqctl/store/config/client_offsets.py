@@ -1,5 +1,7 @@
-"""The offsets.json that a broadcasting consumer keeps on its own machine, and how its client reads
-the file (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
+"""The offsets.json that a broadcasting consumer keeps on its own machine, read as its client does.
+
+In the client (LocalFileOffsetStore), the file is CLIENT/GROUP/offsets.json below
+``~/.rocketmq_offsets``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or the
-RocksDB databases that replace them (rocksdb.md §7).
+"""The files of ``config/`` and their backups, or the RocksDB databases that replace them.
 
-A broker reads the main file; if that file is missing, empty or not decodable, it reads the
-``.bak``. This module makes the same choice, and records the state of each copy.
+Spec: checkpoint-and-small-files.md §4, rocksdb.md §7. If the main file is missing, empty or not
+decodable, a broker reads the ``.bak``. This module makes the same choice, and records the state of
+each copy.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 
 @dataclass(slots=True)
 class ConfigCopy:
-    """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
+    """One copy of a file.
 
-    A JSON file that RocksDB replaces (`rmqctl.store.layout`) is "out of date" and has no value.
-    ``database``: whether this copy is the database that replaces the file; then ``path`` is the
-    path of the database. ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from
-    the start) and ``field`` (JSON path) describe the fault. A copy in the state oddity still has a
-    ``value``.
+    * ``state``: ok, oddity, empty, unreadable or missing; "out of date" for a JSON file that
+      RocksDB replaces (`rmqctl.store.layout`)
+    * ``path``: path relative to the store root
+    * ``database``: whether this copy is the database that replaces the file; ``path`` is then the
+      path of the database
+    * ``reason``, ``offset`` (bytes from the start), ``field`` (JSON path): description of the fault
+    * ``value``: the content, also in the state oddity; None if it is "out of date"
     """
 
     path: str
@@ -166,8 +168,8 @@ class ConfigFile:
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
     """Return (configuration files, other entries of ``config/``).
 
-    With ``section``, return only its files. Databases that replace JSON files come first, then all
-    JSON files. Without ``config/``, both lists are empty, except for the databases.
+    With ``section``, return only the files of this section. Databases that replace JSON files come
+    before the JSON files. Without ``config/``, only these databases are returned.
 
     Raises: StoreIOError if the folder cannot be listed.
     """
@@ -179,8 +181,9 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
-    """Return one configuration file, for example "topics.json", even if it does not exist; if
-    RocksDB replaces the file, return the replacement. Never raises.
+    """Return one configuration file, for example "topics.json", even if the file does not exist.
+
+    If RocksDB replaces the file, return the replacement. Never raises.
     """
     part = store.config_parts.get(name)
     if part is None:

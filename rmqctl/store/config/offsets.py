@@ -34,10 +34,10 @@ _Commits = dict[int, int]
 
 @dataclass(slots=True)
 class Lag:
-    """The lag of the groups of a store. ``totals`` is complete once `rows` has yielded all rows.
+    """The lag of the groups of a store.
 
-    ``group`` and ``topic`` limit the result; without a group, all groups and the topics without
-    consumers are shown.
+    ``group`` and ``topic`` limit the result. Without a group, all groups and the topics without
+    consumers are shown. ``totals`` is complete once `rows` has yielded all rows.
     """
 
     store: Store

@@ -1,8 +1,7 @@
-"""Configuration in RocksDB, converted to the values of the JSON files that it replaces (rocksdb.md
-§7).
+"""Configuration in RocksDB, converted to the values of the JSON files (rocksdb.md §7).
 
 Code that reads the JSON files can use these values unchanged. A table is read up to the first
-damage; an entry that cannot be parsed is skipped.
+damage. An entry that cannot be parsed is skipped.
 """
 
 from __future__ import annotations

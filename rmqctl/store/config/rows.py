@@ -1,8 +1,8 @@
 """The configuration files as rows (spec: checkpoint-and-small-files.md §4.2).
 
-A row generator takes the decoded file and a list of faults. It omits each entry of the wrong shape
-and adds it to the faults. Columns are the names of the file's fields in snake_case; fields that a
-newer release adds to an object are the last columns of its rows.
+A row generator gets the decoded file and a list of faults. An entry of the wrong shape is omitted
+and added to the faults. Columns are the names of the file's fields in snake_case. Fields that only
+newer releases have are the last columns.
 """
 
 from __future__ import annotations

@@ -191,8 +191,10 @@ class QueueLocks:
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
-        """Lock queues for a client. Return the queues now locked for it: queues that were not
-        locked, that it had locked before, or whose lock had expired.
+        """Lock queues for a client. Return the queues now locked for the client.
+
+        A queue can be locked if it was not locked, if this client had locked it, or if its lock has
+        expired.
         """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))

@@ -48,9 +48,11 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """Return the queue offset for a time, as 5.x brokers do. For a time after the last message,
-    Java clients before 5.0 get the offset of the last message, as from 4.x brokers: Dashboard 1.x
-    adds 1 to this offset, and would otherwise show messages twice.
+    """Return the queue offset for a time, as 5.x brokers do.
+
+    If the time is after the last message, Java clients before 5.0 get the offset of the last
+    message, as from 4.x brokers. Dashboard 1.x adds 1 to this offset, and would show messages twice
+    if it got the next offset.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
@@ -72,10 +74,11 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
-    """Return a group's consumer offset; if it does not exist, the offset from which the group
-    starts. Return None if a broker would let the client choose where to start. With ``zero`` False,
-    also return None for a queue that still has its first message.
-    Raises: Failed if the queue cannot be read.
+    """Return a group's consumer offset, or else the offset from which the group starts.
+
+    Return None if a broker would let the client choose where to start. With ``zero`` False, also
+    return None for a queue that still has its first message. Raises: Failed if the queue cannot be
+    read.
     """
     committed = broker.positions.get(group, topic, queue_id)
     if committed is not None:

@@ -1,10 +1,12 @@
-"""Plain pulls: pull requests that find messages, and that differ from an earlier request only in
-numbers.
+"""Plain pulls: pull requests that differ from an earlier request only in numbers, and find
+messages.
 
 A consumer repeats the same request (group, topic, queue and limits) with other offsets. The first
 request is decoded by a library and kept. If a later request repeats its text, only the numbers are
-parsed. `pulling.pull_message` handles all other pulls. A test checks that both ways produce the
-same responses.
+parsed.
+
+`pulling.pull_message` handles all other pulls. A test checks that `pull_message` produces the same
+responses.
 """
 
 from __future__ import annotations
@@ -49,8 +51,10 @@ class ConsumerConnection(Protocol):
 
 
 class _PlainPull(msgspec.Struct, gc=False):
-    """A decoded request, which may be repeated. ``fields``: its header fields, without the numbers.
-    ``says``: whether the request contains a filter; ``accept``: this filter.
+    """A decoded request, which may be repeated.
+
+    ``fields``: header fields, without the numbers. ``says``: whether the request contains a filter;
+    ``accept``: this filter.
     """
 
     code: int

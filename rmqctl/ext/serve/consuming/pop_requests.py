@@ -1,8 +1,8 @@
 """POP over the remoting protocol: receive, acknowledge and change the invisible time of messages.
 
-Responses are the same as from a 5.x broker, with one exception: a message whose invisible time is
-over is delivered again from its own queue, and is not put into a retry topic. So POP also works
-with a read-only store.
+Responses are the same as from a 5.x broker, with one exception. When the invisible time of a
+message is over, the message is delivered again from its own queue, not from a retry topic. POP
+therefore also works with a read-only store.
 """
 
 from __future__ import annotations
@@ -298,9 +298,9 @@ def _receipt(broker: Broker, call: Call) -> tuple[GroupDeliveries, Receipt]:
 
 
 def _popped(broker: Broker, group: str, topic: str) -> GroupDeliveries:
-    """Return the deliveries of a topic to a group. For a retry topic of the group, return those of
-    the original topic.
-    Raises: Failed.
+    """Return the deliveries of a topic to a group. Raises: Failed.
+
+    For a retry topic of the group, return the deliveries of the original topic.
     """
     base = topic
     _check_group(group)

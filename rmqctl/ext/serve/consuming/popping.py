@@ -1,10 +1,10 @@
-"""POP: a delivered message is invisible until it is acknowledged, or until its invisible time is
-over and it is delivered again.
+"""POP: a delivered message is invisible until it is acknowledged or its invisible time is over.
 
-Both protocols use this module. Consumer offsets are kept in `Positions`, so that clients of either
-protocol continue where others stopped. The list of unacknowledged messages is kept in memory only;
-a group's consumer offset is the offset of its first unacknowledged message. Times are seconds of
-`time.monotonic`.
+After the invisible time, the message is delivered again. The remoting and gRPC protocols share this
+module. Consumer offsets are kept in `Positions`, where a client of the other protocol continues.
+
+The list of unacknowledged messages is kept in memory only. A group's consumer offset is the offset
+of its first unacknowledged message. Times are seconds of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class GroupDeliveries:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: PopRequest, left: int | None) -> tuple[list[DeliveredMessage], int]:
-        """Return messages, and the number of queues that are not searched yet. To continue the
-        search after other clients were served, call this function again with this number as
-        ``left``. All receipts of one call have the same number.
-        Raises: Failed.
+        """Return messages, and the number of queues that are not searched yet.
+
+        Pass this number as ``left`` to continue the search after other clients were served. All
+        receipts of one call have the same number. Raises: Failed.
         """
         keys = self.keys(wish.queue_id)
         if left is None:
@@ -216,8 +216,9 @@ class GroupDeliveries:
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
              ) -> Iterator[DeliveredMessage | None]:
-        """Yield messages of a queue that were not delivered yet, and None after each part of the
-        queue in which no message passes the filter.
+        """Yield the messages of a queue that were not delivered yet.
+
+        Yields None after each part of the queue in which no message passes the filter.
         """
         while True:
             if self.flying >= MAX_OF_GROUP or not self._pops.may_fly(self):
@@ -349,8 +350,9 @@ class GroupDeliveries:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """When the invisible time of a message is over, make the message visible again. If its
-        client is still connected, extend the invisible time instead.
+        """Make messages visible again when their invisible time is over.
+
+        If the client of a message is still connected, extend the invisible time instead.
         """
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
@@ -456,8 +458,9 @@ class Pops:
         self._kept = 0
 
     def of(self, group: str, topic: str) -> GroupDeliveries:
-        """Return the deliveries of a topic to a group. The caller must not keep a reference to them
-        after its turn, because they may be replaced.
+        """Return the deliveries of a topic to a group.
+
+        The caller must not keep a reference to them after its turn, because they may be replaced.
         """
         popped = self._all.get((group, topic))
         if popped is None:
@@ -472,9 +475,10 @@ class Pops:
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:
-        """Return whether one more message may be delivered. If there are too many messages in
-        flight, forget those of the group whose last request is the oldest, but only if all their
-        invisible times are over; repeat this until there is space.
+        """Return whether one more message may be delivered.
+
+        If too many messages are in flight, the group whose last request is oldest is forgotten, if
+        the invisible times of all its messages are over. This is repeated until there is space.
         """
         while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))

@@ -1,6 +1,7 @@
-"""Consumer offsets: those stored in the store, and those that consumers have committed since.
+"""Consumer offsets from the store, and those that consumers have committed since.
 
-Committed offsets are kept in memory, or in a file outside the store, which is replaced atomically.
+Committed offsets are kept in memory, or in a file outside the store. The file is replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class Positions:
         return self.written < self.changes
 
     def snapshot(self) -> Positions:
-        """Return a copy for another thread. Groups and topics added later do not appear in the
-        copy, but offsets in it may change.
+        """Return a copy for another thread.
+
+        Groups and topics that are added later do not appear in the copy. The offsets in the copy
+        may still change.
         """
         return Positions(self.stored, dict(self.committed), self.changes)
 

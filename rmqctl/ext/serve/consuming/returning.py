@@ -1,7 +1,7 @@
-"""Messages that consumers send back: they are delivered again after a delay, or become dead letters
-after too many attempts (spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
+"""Messages that consumers send back.
 
-A read-only server keeps these messages in memory.
+The messages are delivered again after a delay. After too many attempts, they become dead letters. A
+read-only server keeps them in memory. Spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
-    """Put a message that a consumer sends back into the group's retry topic, after a delay, or into
-    the group's dead-letter topic.
+    """Put a message that a consumer sends back into the group's retry topic or dead-letter topic.
+
+    In the retry topic, the message is delivered again after a delay.
     """
     # Find the message; ignore it if the group has no retry queues.
     wanted = call.fields

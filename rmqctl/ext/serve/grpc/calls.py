@@ -94,6 +94,7 @@ class Endpoint:
     @contextmanager
     def held(self, caller: Caller, size: int) -> Iterator[None]:
         """Within this context, count ``size`` bytes as being written to the client.
+
         Raises: Refused if too many bytes are being written already.
         """
         if not self.unsent.has_room(caller.host, size):

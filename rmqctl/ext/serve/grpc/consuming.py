@@ -183,8 +183,10 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
 
 @contextmanager
 def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Within this context, let a request wait in its line. Yield a function that waits until there
-    may be messages; if the request is first in its line, the function's first call returns at once.
+    """Within this context, let a request wait in its line. Yield a function that waits until
+    messages may be available.
+
+    If the request is first in its line, the first call of this function returns at once.
     """
     news = asyncio.Event()
 

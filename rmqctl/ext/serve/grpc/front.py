@@ -47,16 +47,16 @@ read.
 _CALLS_AT_ONCE = 16
 """Maximum number of calls that were forwarded but have not started."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""If no call has started at `_LOOKS` checks, which are `_LOOK_S` seconds apart, the calls that were
-forwarded but have not started are considered gone. (A call that was reset never starts.)
+"""A forwarded call is considered gone if no call has started at `_LOOKS` checks, `_LOOK_S` seconds
+apart. (A call that was reset never starts.)
 """
 _END_S = 0.02
 """Seconds between closing two connections to the core that have open calls."""
 _IN_CORE = 2
 """Bytes of memory that the core uses for one byte of an incomplete request."""
 _SMALL = 64
-"""Size in bytes of a frame's content below which the frame is small: many small frames cost more
-time than their content.
+"""Frames with less content than this (bytes) are small. Many small frames cost more time than their
+content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
 """Limits of a connection's small frames and resets: frames per second, frames at once, and the
@@ -74,8 +74,9 @@ class GrpcState(connection.SharedState, Protocol):
 
 
 class Gate:
-    """Limits the number of calls that start at the same time. Among the waiting calls, the call of
-    the client with the fewest calls starts first.
+    """Limits the number of calls that start at the same time.
+
+    Among the waiting calls, the call of the client with the fewest calls starts first.
     """
 
     def __init__(self) -> None:
@@ -105,8 +106,10 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """While the maximum number of calls is starting, check at intervals whether any of them has
-        started. After ``left`` more checks without a started call, let the next calls start.
+        """While the maximum number of calls is starting, check at intervals for a call that has
+        started.
+
+        After ``left`` more checks without a started call, let the next calls start.
         """
         self._looks = False
         if begun != self._begun:
@@ -464,9 +467,10 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """Return the position up to which the frames at ``at`` may be forwarded: one frame, or a
-        header with all its frames; ``at`` if they cannot be forwarded yet.
-        Raises: FrameError.
+        """Return the position up to which the frames at ``at`` may be forwarded.
+
+        Forwarded are one frame, or a header with all its frames. Return ``at`` if the frames cannot
+        be forwarded yet. Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
         frames = self._in
@@ -504,9 +508,10 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """Return the position of the end of the header at ``at`` if it is complete and may be
-        forwarded; else ``at``.
-        Raises: FrameError.
+        """Return the end position of the header at ``at`` if the header is complete and may be
+        forwarded.
+
+        Return ``at`` if not. Raises: FrameError.
         """
         frames, parts = self._in, 1
         while not flags & _END_HEADERS:

@@ -81,9 +81,9 @@ def _type(properties: dict[str, str]) -> int:
 
 
 def body_of(message: Any) -> bytes:
-    """Return the body to store for a client's message. A compressed body is decompressed, because
-    clients in other languages could not read it.
-    Raises: Refused.
+    """Return the body to store for a client's message. Raises: Refused.
+
+    A compressed body is decompressed, because clients in other languages could not read it.
     """
     body: bytes = message.body
     if not body:

@@ -135,9 +135,9 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
-    """Return the property that delays a message until ``when`` (ms). For a 4.x store, this property
-    contains the shortest delay level that is long enough.
-    Raises: Refused.
+    """Return the property that delays a message until ``when`` (ms). Raises: Refused.
+
+    For a 4.x store, the property contains the shortest delay level that is long enough.
     """
     assert broker.writer is not None
     wanted, settings = when - now_ms(), broker.writer.settings

@@ -146,8 +146,10 @@ class Proxy:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Register a call while it runs. At shutdown, the call is cancelled but ends without an
-        exception, because gRPC prints a traceback for calls that end with an exception.
+        """Register a call while it runs. At shutdown, the call is cancelled, but ends without an
+        exception.
+
+        gRPC would print a traceback for a call that ends with an exception.
         """
         task = asyncio.current_task()
         self._calls.add(task)

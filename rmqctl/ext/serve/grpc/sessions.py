@@ -1,7 +1,7 @@
-"""Sessions of connected 5.x clients: their settings and streams (spec: remoting.md §7; Telemetry,
-Heartbeat, NotifyClientTermination).
+"""Sessions of connected 5.x clients: their settings and streams.
 
-For the brokers, such a client is an ordinary group member that sends heartbeats to each broker.
+Spec: remoting.md §7; Telemetry, Heartbeat, NotifyClientTermination. For the brokers, such a client
+is an ordinary group member that sends heartbeats to each broker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Transaction checks: ask producers for the outcome of pending half messages (spec: remoting.md
-§3.4).
+"""Transaction checks: ask producers for the outcome of pending half messages.
 
-Each round reads the half and op topics from where the last round ended, a few messages at a time. A
-pending half message is appended to the half queue again, and its producer gets the new offset. As
-in a broker, the progress of a round is stored as consumer offsets of a group.
+Spec: remoting.md §3.4. Each round continues to read the half and op topics where the last round
+ended, a few messages at a time. A pending half message is appended to the half queue again; its
+producer gets the new offset.
+
+As in a broker, the progress of a round is stored as consumer offsets of a group.
 """
 
 from __future__ import annotations
@@ -270,7 +271,9 @@ class Checks:
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
         """Ask a connected member of the producer's group for the outcome, each time a different
-        member. Do nothing if no member is connected.
+        member.
+
+        Do nothing if no member is connected.
         """
         # Choose a member of the producer group, starting with another one each time.
         text = renewed.message.properties

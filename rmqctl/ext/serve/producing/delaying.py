@@ -1,8 +1,7 @@
 """Delayed messages of a writable server: a message is stored in its own queue when it is due.
 
-Each delay level has a schedule queue, in which messages are sorted by due time, so that only the
-next messages must be read. As in a broker, ``config/delayOffset.json`` contains the progress of
-each level.
+Each delay level has a schedule queue, sorted by due time. ``config/delayOffset.json`` contains the
+progress of each level, as in a broker.
 """
 
 from __future__ import annotations

@@ -49,10 +49,14 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: PageCache,
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
-    """Open a store for writing, and take its lock. ``folders``: log folders that the user named;
-    ``outside``: see `Engine.open`; ``address``: the server's address, for message ids; ``cluster``:
-    the cluster's name, for messages.
-    Raises: StoreHeldError, StoreIOError, RefusedError if appending would damage the store,
+    """Open a store for writing, and take its lock.
+
+    * ``folders``: log folders that the user named
+    * ``outside``: see `Engine.open`
+    * ``address``: the server's address, for message ids
+    * ``cluster``: the cluster's name, for messages
+
+    Raises: StoreHeldError; StoreIOError; RefusedError if appending would damage the store;
     UnsupportedError for layouts that cannot be written.
     """
     with open_store() as store:
@@ -80,7 +84,8 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: PageC
 
 def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
     """Write a file of ``config/`` as a broker does: the previous file becomes the backup.
-    Raises: StoreIOError; RefusedError if the existing file cannot be read, so it must not be
+
+    Raises: StoreIOError; RefusedError if the existing file cannot be read, and so must not be
     overwritten.
     """
     store = source.store

@@ -1,9 +1,11 @@
 """Plain sends: a fast path for messages that only need to be appended to their queue.
 
-Most sends are plain: one message for an existing topic, without properties that redirect it. The
-header is decoded in one step, the properties with the pattern of the previous message, and the
-response is a template. `sending.send_message` handles all other messages. A test checks that both
-ways write the same bytes and responses.
+Most sends are plain: one message for an existing topic, without properties that redirect the
+message. The header is decoded in one step, the properties with the pattern of the previous message.
+The response is a template.
+
+`sending.send_message` handles all other messages. A test checks that `send_message` writes the same
+bytes and responses.
 """
 
 from __future__ import annotations
@@ -65,8 +67,10 @@ class PlainSends:
         self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: ProducerConnection, frames: FrameReader) -> bool:
-        """Store the plain messages at the start of ``frames``, up to the first request of another
-        kind. Return whether any message was stored.
+        """Store the plain messages at the start of ``frames``. Return whether any message was
+        stored.
+
+        The first request of another kind ends these messages.
         """
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False
@@ -204,8 +208,10 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 def _fields() -> tuple[bytes, int]:
-    """Return, for the one-letter fields of a header, the types by which the kernel parses them (a
-    byte per letter), and the required fields (a bit per letter).
+    """Return how the kernel parses the one-letter fields of a header.
+
+    The first value has the type of each field (a byte per letter), the second the required fields
+    (a bit per letter).
     """
     kernel = active()
     takes, wanted = bytearray(26), 0

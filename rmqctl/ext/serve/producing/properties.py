@@ -1,5 +1,7 @@
-"""The properties to store with a message: those that the producer sent and those that the broker
-adds, in the order of the broker's map (spec: commitlog.md §5.3).
+"""The properties to store with a message, in the order of the broker's map (spec: commitlog.md
+§5.3).
+
+Some are sent by the producer, others are added by the broker.
 """
 
 from __future__ import annotations
@@ -71,8 +73,10 @@ class PropertyBuilder:
         return self._filled(plan, match)[0]
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
-        """Return the properties to store, the tags and the unique key of a message. Return None if
-        the message may have to be stored in queues other than the one that it was sent to.
+        """Return the properties to store, the tags and the unique key of a message.
+
+        Return None if the message may have to be stored in a queue other than the one that the
+        producer named.
         """
         plan, match = self._match(given)
         if plan is None or match is None or not plan.is_plain:

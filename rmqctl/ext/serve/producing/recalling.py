@@ -1,6 +1,6 @@
 """Recall of messages before they are due (spec: timer-and-others-5x.md §1.3).
 
-To recall a message, a delete message is stored, which waits in the same slot of the timer wheel.
+To recall a message, a delete message is stored. It waits in the same slot of the timer wheel.
 """
 
 from __future__ import annotations

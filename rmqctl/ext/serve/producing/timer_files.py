@@ -115,9 +115,10 @@ class OpenTimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Point the slots of the wheel to the units in the log files, starting with the file that
-        contains ``begin``. Return the end of the log. If a crash left bytes after this end, they
-        are kept, and the log continues in the next file.
+        """Point the slots of the wheel to the units in the log files. Return the end of the log.
+
+        The first file read is the one that contains ``begin``. If a crash left bytes after the end
+        of the log, they are kept, and the log continues in the next file.
         """
         self._last = -1
         bases = sorted(self._files)
@@ -220,10 +221,10 @@ class OpenTimerFiles:
 
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
-        """Add a unit for a message in the timer topic, whose record has ``size`` bytes. ``due``:
-        when the message is due (ms); ``now``: the current slot, which also gets messages that are
-        already due.
-        Raises: StoreIOError.
+        """Add a unit for a message in the timer topic. Raises: StoreIOError.
+
+        ``size``: bytes of the message's record. ``due``: when the message is due (ms). ``now``: the
+        current slot, which also gets messages that are already due.
         """
         window = _WINDOW * self.precision
         magic, wait = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0), max(due - now, 0)

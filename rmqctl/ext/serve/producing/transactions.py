@@ -1,9 +1,9 @@
 """Transactions: half messages, commit and rollback (spec: remoting.md §3.4, recovery.md §10).
 
-A half message waits in the half topic. An op message that contains the half message's queue offset
-ends the transaction; before the op message, a commit stores the message in its own queue. Only op
-messages mark transactions as ended, so only transactions whose op message is not stored yet are
-kept in memory.
+A half message waits in the half topic. An op message with the half message's queue offset ends the
+transaction. A commit first stores the message in its own queue, then the op message.
+
+Memory only keeps the transactions without a stored op message.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def is_half(properties: str) -> bool:
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
-    """Return a half message in the form in which it waits in the half topic. Its properties must be
-    those that the producer sent.
+    """Return a half message as it waits in the half topic.
+
+    The message must have the properties that the producer sent.
     """
     text = prepare(message.properties, settings, unique_id, rebuilt=True)
     properties = JavaMap.from_properties(text, settings.profile.map_capacity)

@@ -1,8 +1,8 @@
 """The store of a writable server. The engine stores messages as a broker does.
 
-Messages that arrive in the same turn of the event loop are stored together. Their consume queue
-entries are first kept in memory only. They are written to disk later, many at a time; then the
-store is reopened.
+Messages that arrive in the same turn of the event loop are stored together. Memory keeps their
+consume queue entries at first. Many entries are later written to disk together; then the store is
+reopened.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class TailQueue:
 
     def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
         """Return the queue offset for a store time (ms), as `rmqctl.broker.offset_by_time` does.
-        ``stored``: that function's result for the entries on disk; None without a result.
+
+        ``stored``: the result of `offset_by_time` for the entries on disk, or None.
         """
         if upper:
             place = bisect_right(range(len(self.physical)), when, key=self._time) - 1
@@ -190,9 +191,10 @@ class Writer:
         return self._pending_size > _MAX_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
-        """Store a message, together with the other messages of this turn; then call ``then`` with
-        the result. ``tags``: the tags code, if the message gets exactly one entry, in its own
-        queue.
+        """Store a message together with the other messages of this turn, then call ``then`` with
+        the result.
+
+        ``tags``: the tags code, if the message gets exactly one entry, in its own queue.
         """
         self._pending_size += _SMALL + (sum(len(inner.body) for inner in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))
@@ -408,8 +410,9 @@ def _text(raw: bytes | str) -> str:
 
 def delivered(record: Record) -> Record | None:
     """Return a delayed message as it is stored when it is due: unchanged, in its original queue.
-    Return None if the message does not name a valid original queue, or names the half topic:
-    brokers discard such a message.
+
+    Return None if the message does not name a valid original queue, or names the half topic.
+    Brokers discard such a message.
     """
     own_properties = properties.parse(_text(record.properties))
     topic = own_properties.get(properties.REAL_TOPIC, "")

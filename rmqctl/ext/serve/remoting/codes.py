@@ -1,8 +1,12 @@
 """The requests to a name server or a broker, as a table (spec: remoting.md §2, §3).
 
-Each line of the table contains the code, the name and the fields of a request: ``name`` is a text
-field, ``name:int`` and ``name:long`` are numbers, ``name:bool`` is a boolean; ``!`` marks a
-required field. ``~`` before the name marks a request that changes more than consumer offsets.
+Each line has the code, the name and the fields of a request:
+
+* ``name``: a text field
+* ``name:int``, ``name:long``: a number
+* ``name:bool``: a boolean
+* ``!`` after a field: the field is required
+* ``~`` before the name: the request changes more than consumer offsets
 """
 
 from __future__ import annotations

@@ -64,8 +64,10 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Extracts frames from received bytes. Keeps at most one incomplete frame of up to ``limit``
-    bytes, and the bytes received together with the end of this frame.
+    """Extracts frames from received bytes.
+
+    Keeps at most one incomplete frame of up to ``limit`` bytes, and the bytes received together
+    with its end.
     """
 
     def __init__(self, limit: int = MAX_FRAME) -> None:

@@ -1,7 +1,7 @@
 """Handlers of requests to delete files.
 
-`serve` deletes no files. If a broker would not delete any files either, the answer is success.
-Otherwise the request is rejected, with a text that names the command to use.
+`serve` deletes no files. If a broker would not delete any files either, the answer is success. If
+it would, the request is rejected with a text that names the command to use.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ def message_queue(broker: Broker, topic: str, queue_id: int) -> dict[str, Any]:
 
 
 def _key(broker: Broker, topic: str, queue_id: int) -> str:
-    """Return the name of a JSON field for a queue: the queue's JSON object as a string, which is
-    strict JSON and also accepted by Java clients.
+    """Return the name of a JSON field for a queue: the queue's JSON object as a string.
+
+    This is strict JSON; Java clients accept it, too.
     """
     return write_json(message_queue(broker, topic, queue_id)).decode()
 
@@ -226,8 +227,9 @@ def clone_offsets(broker: Broker, call: Call) -> Response:
 
 
 def reset_offsets(broker: Broker, call: Call) -> Response:
-    """Reset a group's consumer offsets in a topic to a time, and notify the group's connected
-    members. If ``isForce`` is False, offsets are only moved backwards.
+    """Reset a group's consumer offsets in a topic to a time, and notify the group's members.
+
+    If ``isForce`` is False, offsets are only moved backwards.
     """
     # Check the group, and choose the queues.
     wanted = call.fields

@@ -85,8 +85,9 @@ def consume_directly(broker: Broker, call: Call) -> None:
 
 
 def client_positions(broker: Broker, call: Call) -> None:
-    """Ask connected members of a group for the consumer offsets that they have in memory for a
-    topic, and answer with these offsets.
+    """Answer with the consumer offsets that connected members of a group have in memory for a
+    topic.
+
     Raises: Failed if no member is connected.
     """
     wanted = call.fields
