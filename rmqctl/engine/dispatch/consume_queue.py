@@ -61,8 +61,9 @@ class EntryColumns:
 
 @dataclass(slots=True)
 class PlainQueue(DispatchedQueue):
-    """The state of a queue that is being written. ``max_physic``: the end of the record of its last
-    entry, -1 without entries.
+    """The state of a queue that is being written.
+
+    ``max_physic``: the end of the record of the queue's last entry, -1 without entries.
     """
 
     @property
@@ -77,10 +78,11 @@ are written."""
 
 @dataclass(frozen=True, slots=True)
 class TwinQueues:
-    """Queues of an existing store with which new queues are compared. ``log_min``: the start of the
-    log of that store. ``begun`` returns the physical offset at which a queue began, or 0 if the
-    queue did not begin after the given offset. Messages before the start of a queue belong to an
-    earlier queue of the same name.
+    """Queues of an existing store with which new queues are compared.
+
+    ``log_min``: the start of this store's log. ``begun`` returns the physical offset at which a
+    queue began, or 0 if the queue did not begin after the given offset. Messages before the start
+    of a queue belong to an earlier queue of the same name.
     """
 
     queues: Mapping[QueueKey, FileQueue]

@@ -107,9 +107,10 @@ class Derived:
 
 def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
                further: Mapping[int, Sequence[tuple[str, int]]] | None = None) -> Derived:
-    """Return ``derived`` with other values for the messages at some physical offsets: ``tags``
-    (tags codes) and ``keys`` (key hashes) replace the derived ones, and the entries ``further``
-    (queue, queue offset) are added.
+    """Return ``derived`` with other values for some messages, given by their physical offsets.
+
+    ``tags`` (tags codes) and ``keys`` (key hashes) replace the derived values. ``further`` (queue,
+    queue offset) are entries to add.
     """
     further = further or {}
     named = np.array(sorted({*tags, *keys, *further}), np.int64)
@@ -155,8 +156,8 @@ def _with_more(further: FurtherRows | None,
 class Deriver:
     """Derives entries from many batches. A topic keeps its number, because ``topics`` only grows.
 
-    ``rows`` and ``keys``: whether to derive consume queue entries and index entries. The columns of
-    what is not derived are empty (``tags``) or None.
+    ``rows``: whether to derive consume queue entries; ``keys``: whether to derive index entries.
+    Columns that are not derived are empty (``tags``) or None.
     """
 
     def __init__(self, profile: BrokerVersion, delay_levels: str, *, rows: bool = True,

@@ -1,8 +1,8 @@
 """Writer of the index files of a store (spec: index.md §2-§7).
 
-The slot table (20 MB by default), the header and new entries are kept in memory. From time to time
-they are written: entries, then slots, then header. If the process is killed, the file lacks only
-the entries since the last `IndexFileWriter.sync_to_file`.
+The slot table (20 MB by default), the header and new entries are kept in memory. They are written
+from time to time: first entries, then slots, then header. If the process is killed, the file lacks
+only the entries since the last `IndexFileWriter.sync_to_file`.
 """
 
 from __future__ import annotations
@@ -165,9 +165,11 @@ class IndexFileWriter:
 
     def extend(self, key_hash: Array, key_row: Array, physical: Array,
                store_timestamp: Array) -> None:
-        """Add an entry for each of the keys (at least one, at most `room`), which are in index
-        order; int64 columns. ``key_row``: for each key, the number of its message in ``physical``
-        and ``store_timestamp``.
+        """Add an entry for each of the keys: at least one key, at most `room`. All arguments are
+        int64 columns.
+
+        ``key_hash`` and ``key_row`` are in index order. ``key_row``: for each key, the number of
+        its message in ``physical`` and ``store_timestamp``.
         """
         header, many = self.header, len(key_hash)
         first, last = int(key_row[0]), int(key_row[-1])
@@ -206,8 +208,10 @@ class IndexFileWriter:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Set the times of entries, in seconds. The time of a file's first entry counts from the
-        begin time in the header, all other times from the store time of the first entry.
+        """Set the times of entries, in seconds.
+
+        The time of a file's first entry counts from the begin time in the header. All other times
+        count from the store time of the first entry.
         """
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
@@ -287,9 +291,9 @@ class IndexFileWriter:
 
 
 def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Create an index file in a scratch folder, without fsync. An `IndexWriter` can append to the
-    file. ``parts``: (position, bytes); all other bytes are zero.
-    Raises: StoreIOError.
+    """Create an index file in a scratch folder, without fsync. Raises: StoreIOError.
+
+    ``parts``: (position, bytes); all other bytes are zero. An `IndexWriter` can append to the file.
     """
     make_folders(os.path.dirname(path), durable=False)
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
@@ -452,9 +456,10 @@ class IndexWriter:
             file.most_pending = self._most_pending
 
     def _name(self) -> str:
-        """Return a file name from the wall clock that is greater than the last file's name. Names
-        must be in the order of creation, and unlike in a broker, two files of the same millisecond
-        get different names.
+        """Return a file name from the wall clock that is greater than the last file's name.
+
+        Names must be in the order of creation. Two files of the same millisecond get different
+        names, unlike in a broker.
         """
         name = name_at(self._clock())
         last = os.path.basename(self._paths[-1]) if self._paths else ""

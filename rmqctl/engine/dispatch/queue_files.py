@@ -56,9 +56,9 @@ class FilePool:
     def create(self, path: str, size: int) -> None:
         """Create a sparse file of ``size`` zero bytes, and its folders.
 
-        An existing file of that size is used unchanged. An empty file is extended: its process was
-        killed between creating and extending it.
-        Raises: RefusedError for any other existing file.
+        An existing file of that size is used unchanged. An empty file is extended, because a
+        process was killed before it extended the file. Raises: RefusedError for any other existing
+        file.
         """
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -86,8 +86,8 @@ class FilePool:
               unused: bool = False) -> None:
         """Write ``data`` at ``position`` of an existing file.
 
-        ``unused``: whether the old bytes have no value. After a failed write, the range is then
-        zeroed, because a partial unit must not look complete.
+        ``unused``: whether the old bytes have no value. If so, the range is zeroed after a failed
+        write, because a partial unit must not look complete.
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
@@ -191,12 +191,12 @@ def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
 
 
 class QueueFiles:
-    """The files of a queue, which have the same size. The name of a file is the offset of its first
-    byte in the queue.
+    """The files of a queue, all of the same size. A file's name is the offset of its first byte in
+    the queue.
 
-    ``base``: the offset of the last file (None without files). ``position``: the offset in bytes of
-    the next unit in the queue. File sizes are multiples of the unit size, so no unit extends over
-    two files.
+    ``base``: the offset of the last file, None without files. ``position``: the byte offset of the
+    next unit in the queue. File sizes are multiples of the unit size; no unit extends over two
+    files.
     """
 
     __slots__ = ("_behind", "_path", "_pool", "_stale", "base", "file_size", "folder", "position")
@@ -314,8 +314,9 @@ UNWANTED = (1 << 31) - 1
 
 @dataclass(slots=True)
 class DispatchedQueue:
-    """The state of a queue that is being written. ``max_physic``: the physical offset up to which
-    it has entries, -1 without entries.
+    """The state of a queue that is being written.
+
+    ``max_physic``: the physical offset up to which the queue has entries, -1 without entries.
     """
 
     key: QueueKey

@@ -298,8 +298,10 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: EntryColumns, codes: Codes | None, derived: Derived,
                          further: FurtherRows, plain: Array) -> tuple[EntryColumns, Codes | None]:
-        """Return all entries in log order: for each message, the entry in its own queue, and then
-        the entries in further queues (consumequeue.md §10).
+        """Return all entries in log order.
+
+        Each message has an entry in its own queue, then entries in further queues (consumequeue.md
+        §10).
         """
         message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):
@@ -348,9 +350,9 @@ class Dispatcher:
     # -- the end ----------------------------------------------------------------------------------
 
     def wipe_cut(self) -> None:
-        """Zero the entries that point beyond the end of the log; otherwise this happens when the
-        next entries are written.
-        Raises: StoreIOError.
+        """Zero the entries that point beyond the end of the log. Raises: StoreIOError.
+
+        Without this call, these entries are zeroed when the next entries are written.
         """
         self._failed = True
         self._queues.wipe_cut()
@@ -381,8 +383,8 @@ class Dispatcher:
     def close(self) -> None:
         """Write buffered data and close all files, without fsync (see `flush`).
 
-        After an error, nothing more is written; the next opening continues from the state of the
-        files.
+        After an error, nothing more is written. The next opening then continues from the state of
+        the files.
         """
         try:
             if self._index is not None and not self._failed:

@@ -45,9 +45,10 @@ class Access:
 
 
     def check_call(self, authorization: str, date_time: str) -> None:
-        """Check the signature of a call from a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…,
-        Signature=…``. The signed text is the value of the date header.
-        Raises: Failed.
+        """Check the signature of a call from a 5.x client. Raises: Failed.
+
+        Form: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``. The signed text is the value of the
+        date header.
         """
         if not self.secrets:
             return

@@ -1,6 +1,6 @@
 """A store served as a broker: topics, groups, queues, and requests that wait for messages.
 
-This module contains what several handlers share; the handlers are in other modules, by subject.
+This module contains what several handlers share. The handlers are in other modules, by subject.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ class Connection(Protocol):
         ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
-        """Send a request to the client. ``then`` is called once: with the response, or with None if
-        no response arrives within ``seconds`` or before the connection is closed.
+        """Send a request to the client, and call ``then`` once with the response.
+
+        If no response arrives within ``seconds`` or before the connection is closed, call ``then``
+        with None.
         """
 
     def reply(self, request: Command, response: Response) -> None: ...
@@ -127,8 +129,10 @@ class Cluster:
 
 @dataclass(eq=False)
 class Broker:
-    """A served store. ``start``: where groups without a consumer offset start: ``stored`` (as a
-    broker decides), ``earliest``, ``latest``, or at a time in ms.
+    """A served store.
+
+    ``start``: where groups without a consumer offset start: ``stored`` (as a broker decides),
+    ``earliest``, ``latest``, or at a time in ms.
     """
 
     name: str

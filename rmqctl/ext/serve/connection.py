@@ -1,7 +1,7 @@
 """A client's connection: receives frames with requests, and sends responses.
 
-While a client does not read its responses, the server does not read its requests, because responses
-to them would only take up memory.
+While a client does not read its responses, the server does not read the client's requests. More
+responses would only take up memory.
 """
 
 from __future__ import annotations
@@ -323,8 +323,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Send a response at the end of this turn; at once if enough bytes are collected; later if
-        an order (`orders`) delays responses.
+        """Send a response at the end of this turn, or at once if enough bytes are collected.
+
+        If an order (`orders`) delays responses, send the response later.
         """
         slow = self._broker.cluster.faults.slow
         if slow:

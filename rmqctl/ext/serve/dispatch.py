@@ -25,6 +25,7 @@ _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
 def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
            ) -> None:
     """Handle a request. The response is sent now or later; a one-way request gets no response.
+
     ``is_known``: whether the client's access was already checked.
     """
     response = _answered(broker, connection, command, is_known)

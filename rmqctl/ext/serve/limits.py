@@ -120,8 +120,10 @@ class Shared:
         return more > 0 and (self.held > self.limit or self.of[host] > self.part * self.limit)
 
     def make_room(self, holders: Iterable[Holder]) -> None:
-        """Close connections until enough bytes are free. Each time, close a connection of the
-        address that holds the most bytes: the one that has held its bytes for the longest time.
+        """Close connections until enough bytes are free.
+
+        Each time, close the connection that has held its bytes for the longest time, of the address
+        that holds the most bytes.
         """
         by_host: dict[str, list[Holder]] = {}
         for holder in sorted(holders, key=lambda holder: -holder.held_since):

@@ -73,8 +73,8 @@ class LogReader:
         self._windows: OrderedDict[int, None] = OrderedDict()
         """The numbers of the mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
-        """Number of windows released and number of mapped entries read, both since the last check
-        of whether mapping is faster; and number of entries that are still to be read without
+        """``_given_up``: windows released, ``_rows``: mapped entries read; both since the last
+        check of whether mapping is faster. ``_unmapped``: entries that are still to be read without
         mapping.
         """
 
@@ -93,9 +93,12 @@ class LogReader:
         return data if is_whole(data, physical) else None
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
-        """Read and check the records at several physical offsets (int64) together. Return their
-        bytes, joined in the given order, and positions in these bytes (int64): the start of each
-        record, then the end of the last record. A record that cannot be served has no bytes.
+        """Read and check the records at several physical offsets (int64). Return their bytes and
+        positions.
+
+        The bytes are joined in the given order. The positions in these bytes (int64) are the start
+        of each record, then the end of the last record. A record that cannot be served has no
+        bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))

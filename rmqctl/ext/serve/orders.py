@@ -56,9 +56,11 @@ class _EndedError(Exception):
 
 @dataclass(eq=False)
 class Orders:
-    """Orders from a pipe. ``pipe``: file descriptor to read orders from; the end of the file stops
-    the server. ``on_event`` is called with the events that answer orders. If not ``is_allowed``,
-    all orders are ignored.
+    """Orders from a pipe.
+
+    ``pipe``: file descriptor to read orders from; the end of the file stops the server.
+    ``on_event`` is called with the events that answer orders. If not ``is_allowed``, all orders are
+    ignored.
     """
 
     pipe: int

@@ -54,8 +54,8 @@ _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
-"""Filter of messages. Its arguments are the tags code of the consume queue entry, and the record;
-it returns whether the message matches.
+"""Filter of messages: returns whether a message matches. Arguments: the tags code of its consume
+queue entry, and its record.
 """
 
 
@@ -253,9 +253,11 @@ class StoredQueue:
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, QueuePage]:
-        """Return the page that contains the entry at ``offset``, and the queue offset of the page's
-        first entry. If no such page is in memory, read a page that starts at ``offset``. The page
-        is empty if files are missing at this offset.
+        """Return the queue offset of a page's first entry, and the page that contains the entry at
+        ``offset``.
+
+        If no such page is in memory, read a page that starts at ``offset``. The page is empty if
+        files are missing at this offset.
         """
         place = bisect_right(self._starts, offset)
         if place:

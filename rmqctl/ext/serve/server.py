@@ -101,8 +101,10 @@ class Server:
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
         """Serve clients until ``stop`` is set, or no client has been connected for ``once_idle``
-        seconds. ``sockets``: a socket from `bind` for each broker.
-        Raises: StoreIOError if a store can no longer be written to.
+        seconds.
+
+        ``sockets``: a socket from `bind` for each broker. Raises: StoreIOError if a store can no
+        longer be written to.
         """
         # Listen on all ports, on that of gRPC last.
         servers = []

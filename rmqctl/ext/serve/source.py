@@ -192,8 +192,9 @@ class ServedStore:
     # -- configuration ------------------------------------------------------------------------
 
     def config(self, name: str) -> ConfigFile | None:
-        """Return a file of ``config/``, or the configuration in RocksDB that replaces the file;
-        None if the store's layout of the configuration is not supported.
+        """Return a file of ``config/``, or the configuration in RocksDB that replaces the file.
+
+        Return None if the store's layout of the configuration is not supported.
         """
         if "config" in self.store.layout.unread:
             return None

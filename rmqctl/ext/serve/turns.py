@@ -279,8 +279,9 @@ class FrameReceiver(Protocol):
 
 
 class Intake:
-    """Divides the received bytes of incomplete frames among connections: connections are read in
-    turns, and other requests are answered between the turns.
+    """Divides the received bytes of incomplete frames among connections.
+
+    Connections are read in turns, and other requests are answered between the turns.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any]) -> None:

@@ -1,8 +1,8 @@
 """The appended ``__CRC32#`` property of 5.2.0+ (spec: commitlog.md §5.4).
 
-Twenty bytes at the very end of a record: name, separator, ten digits (least significant first) and
-a separator. The CRC covers all bytes of the record before these twenty, including the fields that
-the body CRC does not cover.
+The last twenty bytes of a record: name, separator, ten digits (least significant first), separator.
+The CRC covers all bytes of the record before these twenty, including the fields that the body CRC
+does not cover.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Compaction topics of 5.1+, which have a separate log and a sparse index (timer-and-others-5x.md
-§2).
+"""Compaction topics of 5.1+: a separate log and a sparse index (timer-and-others-5x.md §2).
 
 A log record is a commitlog record whose physical offset is its position in the compaction log. The
-index has batch consume queue units, followed by an end unit if its log file is closed.
+index has batch consume queue units. If the log file is closed, an end unit follows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """ConsumeQueueExt: units of varying size beside a consume queue (spec: consumequeue.md §8).
 
-With ``enableConsumeQueueExt`` the tagsCode of a consume queue unit is the *address* of such a unit:
-its byte offset with the top bit set, which no sign-extended 32-bit hash can equal.
+With ``enableConsumeQueueExt``, the tagsCode of a consume queue unit is the *address* of an
+extension unit. The address is the unit's byte offset with the top bit set. No sign-extended 32-bit
+hash can equal an address.
 """
 
 from __future__ import annotations

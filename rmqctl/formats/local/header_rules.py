@@ -104,9 +104,10 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
-    """Return whether a store time (ms) is impossible compared with the times of its neighbors:
-    before brokers existed, or years after both neighbors. If all three times come from a wrong
-    clock, nothing is reported.
+    """Return whether a store time (ms) is impossible compared with the times of its neighbors.
+
+    Impossible are times before brokers existed, and times years after both neighbors. If all three
+    times come from a wrong clock, nothing is reported.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.
@@ -123,8 +124,9 @@ def clock_went_back(time: Any, behind: Any) -> Any:
 
 
 def born_at_odd_time(born: Any, stored: Any) -> Any:
-    """Return whether a born time (ms) is impossible: negative, or years after the store time. If
-    the broker's own clock was never set, nothing is reported.
+    """Return whether a born time (ms) is impossible: negative, or years after the store time.
+
+    If the broker's own clock was never set, nothing is reported.
     """
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.
     return (born < 0) | ((born >= 0) & (stored >= EARLIEST) & (born - YEARS > stored))

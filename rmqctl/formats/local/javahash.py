@@ -1,7 +1,7 @@
 """Java's ``String.hashCode`` and the two numbers that RocketMQ derives from it.
 
-spec: consumequeue.md §3 (tagsCode), index.md §5 (key hash). The hash is computed over UTF-16 code
-units, so a character outside the basic plane counts as its two surrogates.
+The hash is computed over UTF-16 code units. A character outside the basic plane counts as its two
+surrogates. Spec: consumequeue.md §3 (tagsCode), index.md §5 (key hash).
 """
 
 from __future__ import annotations

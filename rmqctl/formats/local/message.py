@@ -1,8 +1,8 @@
 """The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
 
-`Message` is the declaration, with two readers: `parse` (construct: slow, exact, errors name the
-field) and `decode` (a compiled struct derived by `layout`). Both return a `Record` and reject the
-same bytes; `build` is the inverse of both.
+`Message` is the declaration. Records are read by `parse` (construct: slow, exact, errors name the
+field) or `decode` (a compiled struct derived by `layout`). `parse` and `decode` return a `Record`
+and reject the same bytes; `build` is their inverse.
 """
 
 from __future__ import annotations

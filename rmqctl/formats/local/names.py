@@ -42,9 +42,9 @@ def is_index_name(name: str) -> bool:
 
 
 def parse_index(name: str) -> datetime | None:
-    """Return the creation moment in an index file's name, in the broker's (unknown) local zone.
+    """Return the creation time in an index file's name, in the broker's (unknown) local time zone.
 
-    None if the name is not a valid time.
+    Return None if the name is not a valid time.
     """
     if not is_index_name(name):
         return None

@@ -1,27 +1,27 @@
 """Find messages whose properties contradict their consume queue entry or an index entry.
 
-No CRC covers properties. An entry was written when the message was intact, so a rebuild from a
-damaged property would destroy the only proof of its value. If an entry points to a message but has
-another hash, the cases are:
+No CRC covers properties. An entry was written when the message was intact. A rebuild from a damaged
+property would destroy the only proof of its value. If an entry points to a message but has another
+hash, the cases are:
 
-* If exactly one change of one byte of the property explains the hash, and the entry is proven, the
-  message is corrected. An index entry is proven if it is in the chain of its own hash's slot, and
-  the hash of the message's key has another slot. A consume queue entry is proven if other entries
-  of the queue have the same tags code.
-* If one changed byte of the hash in the entry explains the difference, and no change of the message
-  does, the entry is corrected.
-* If a change of the message explains the difference, but several such changes are possible, or a
-  change of the entry explains it as well, or the entry is not proven, the case is undecided:
-  neither message nor entry is changed.
-* If no such change exists, the entry is right if the index has another key of the message, or if
-  the index entry has the message's store time and the queue has the message's entry; then neither
-  is changed. Otherwise the entry belongs to another message, from another history of the log, and
-  is rebuilt.
+* Exactly one change of one byte of the property explains the hash, and the entry is proven: the
+  message is corrected.
+* One changed byte of the hash in the entry explains the difference, and no change of the message
+  does: the entry is corrected.
+* A change of the message explains the difference, but several such changes are possible, a change
+  of the entry explains it as well, or the entry is not proven: neither message nor entry is
+  changed.
+* No such change exists, but the entry is right: neither message nor entry is changed. The entry is
+  right if the index has another key of the message. The entry is also right if the index entry has
+  the message's store time and the queue has the message's entry.
+* All other entries belong to another message, from another history of the log, and are rebuilt.
 
-Messages with damaged properties, or marked as such by a repair, do not count as disputes: their
-entries are right (`rmqctl.repair.rebuild.kept`).
+An index entry is proven if it is in the chain of its own hash's slot, and the hash of the message's
+key has another slot. A consume queue entry is proven if other entries of the queue have the same
+tags code. Index entries that are not in the order of the log are ignored.
 
-Index entries that are not in the order of the log are ignored.
+Messages with damaged properties, or marked as such by a repair, are no disputes: their entries are
+right (`rmqctl.repair.rebuild.kept`).
 
 In benchmarks/stage_yields.py, 53 of 59 messages with one changed byte in a key or a tag are
 restored.
@@ -98,11 +98,11 @@ class Disputes:
 
 def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: set[QueueKey], *,
              index: bool) -> Disputes:
-    """Compare entries that differ from the log with the messages to which they point; return the
-    disputes.
+    """Return the disputes between entries that differ from the log, and the messages to which they
+    point.
 
     ``parts``: the files of the log; messages that the repair changes are skipped. ``queues``: the
-    queues whose entries are compared; ``index``: whether index entries are compared, too. Raises:
+    queues whose entries are compared. ``index``: whether index entries are compared, too. Raises:
     StoreIOError.
     """
     settled = Disputes()
@@ -145,8 +145,9 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """Yield (tags code in the entry, the message, whether other entries have the same tags code)
-    for each entry whose tags code does not match its message.
+    """Yield (tags code in the entry, the message, whether other entries have the same tags code).
+
+    Yielded are the entries whose tags code does not match their message.
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES

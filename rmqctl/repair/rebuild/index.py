@@ -34,8 +34,8 @@ _SLOTS = layout.slot_dtype()["entry"]
 class Expired:
     """Index files with entries of messages before the log's start.
 
-    ``whole``: full files that contain only such entries, oldest first; these stay unchanged.
-    ``part``: the next file, which contains ``entries`` such entries (None: no such file).
+    ``whole``: full files that contain only such entries, oldest first; these files stay unchanged.
+    ``part``: the next file, which contains ``entries`` such entries, or None.
     """
 
     whole: tuple[StoreFile, ...] = ()
@@ -79,10 +79,10 @@ def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scratch) -> None:
-    """Copy to the scratch folder the files that a writer will continue.
+    """Copy the files that a writer will continue to the scratch folder. Raises: StoreIOError.
 
-    From the last full file, only the header is needed: the seconds in the next file's first entry
-    are relative to the header's time. Raises: StoreIOError.
+    Only the header of the last full file is copied. The time of the next file's first entry is
+    relative to the time in this header.
     """
     if expired_files.whole:
         file = expired_files.whole[-1]
@@ -97,6 +97,7 @@ def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scrat
 def _cut(file: StoreFile, shape: IndexShape, header: IndexHeader, log_min: int) -> Iterator[
         tuple[int, bytes]]:
     """Yield (position, bytes) of an index file with only the entries of expired messages.
+
     Overwritten entries are skipped, and later entries get lower numbers.
     """
     table: Any = np.zeros(shape.slots, _SLOTS)
@@ -233,8 +234,10 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
-    """Return ``sure``, with a name added for each file without a name, between the names of its
-    neighbours; None if such a name does not exist.
+    """Return ``sure`` with a name for each file: missing names are chosen between those of the
+    neighbours.
+
+    Return None if such a name does not exist.
     """
     out: list[str] = []
     taken = {name for name in sure if name}

@@ -1,8 +1,8 @@
 """Keep the values in consume queue and index entries of messages with damaged properties.
 
-No CRC covers properties. The entries were written when the message was intact. So if properties are
-damaged, or marked as damaged by a repair, a rebuild keeps the values of the entries: the tags code,
-the hashes of the keys, and the entries in further queues.
+No CRC covers properties. The entries were written when the message was intact. If properties are
+damaged, or marked as damaged by a repair, a rebuild keeps the values of the entries. These values
+are the tags code, the hashes of the keys, and the entries in further queues.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Rebuild consume queues and index from the log alone, in a scratch folder.
 
-The engine's dispatcher writes the files, so they have the same bytes as if a broker had dispatched
-the log from its first to its last message. `rmqctl.repair.rebuild.steps` compares these files with
-the store's files.
+The engine's dispatcher writes the files. Their bytes are the same as if a broker had dispatched the
+log from its first to its last message. `rmqctl.repair.rebuild.steps` compares these files with the
+store's files.
 
-What the log does not contain is taken from the store: entries of expired messages, filter bit maps
-(if the extension files exist), names of index files. Damage in the log is skipped; an entry whose
-queue offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md §4),
-and is counted in ``gaps``.
+Some data is not in the log and is taken from the store: entries of expired messages, filter bit
+maps (if the extension files exist), names of index files. Damage in the log is skipped. An entry
+whose queue offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md
+§4), and is counted in ``gaps``.
 
-A small file in the scratch folder records the progress of a rebuild, so that the rebuild can be
-continued. The files are fsynced only when a run ends, so they are trusted after a kill, but not
-after a crash of the machine.
+A small file in the scratch folder records the progress of a rebuild. With this file, the rebuild
+can be continued. The files are fsynced only when a run ends. They are therefore trusted after a
+kill, but not after a crash of the machine.
 """
 
 from __future__ import annotations
@@ -140,8 +140,7 @@ class Rebuilt:
     @classmethod
     def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
            **others: Any) -> Rebuilt:
-        """Return the result of a rebuild with the figures of ``done`` and the ``others`` as further
-        fields.
+        """Return the result of a rebuild, with the figures of ``done`` and the fields ``others``.
 
         If ``log_end`` is None, the log ends with its last intact message.
         """

@@ -60,8 +60,10 @@ _OFFSET = struct.Struct(">q")
 
 @dataclass(slots=True)
 class BuiltDatabase:
-    """A rebuilt database: ``files`` in ``folder``. ``ends``: the next queue offset of each queue;
-    ``rows``: number of entries; ``refused``: number of messages with an impossible queue offset.
+    """A rebuilt database: ``files`` in ``folder``.
+
+    ``ends``: the next queue offset of each queue. ``rows``: number of entries. ``refused``: number
+    of messages with an impossible queue offset.
     """
 
     folder: str
@@ -76,14 +78,17 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
          log: CommitLog | None = None) -> BuiltDatabase:
-    """Write into a scratch folder the database that a broker would have for the log ``parts`` of
-    the store at ``root``.
+    """Write the database that a broker would have for a log into a scratch folder.
 
-    ``present``: the queues of the store; a queue without any message in the log keeps its position.
-    Messages that end after ``log_end`` are skipped. ``wants``: function that selects the queues to
-    rebuild from the log; all others are copied from ``others``. ``log``: the store's log, by which
-    messages of an earlier queue with the same name are recognised. Raises: FormatError if
-    ``others`` cannot be read; StoreIOError, MissingExtraError.
+    * ``parts``: the log of the store at ``root``
+    * ``present``: the queues of the store; a queue without any message in the log keeps its
+      position
+    * ``log_end``: messages that end after this physical offset are skipped
+    * ``wants``: selects the queues to rebuild from the log; all others are copied from ``others``
+    * ``log``: the store's log, by which messages of an earlier queue with the same name are
+      recognised
+
+    Raises: FormatError if ``others`` cannot be read; StoreIOError, MissingExtraError.
     """
     @cache
     def begun(key: QueueKey) -> int:
@@ -137,9 +142,10 @@ def expired_position(queue: ConsumeQueue, log_min: int,
 
 
 class DatabaseWriter:
-    """Writer of a database. ``wants``: function that selects queues; ``begun``: function that
-    returns the physical offset before which a queue's messages belong to an earlier queue with the
-    same name.
+    """Writer of a database.
+
+    ``wants`` selects queues. ``begun`` returns the physical offset at which a queue begins; earlier
+    messages belong to an earlier queue with the same name.
     """
 
     def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None,
@@ -272,8 +278,9 @@ class DatabaseWriter:
 
 
 def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey, int]]:
-    """Return ((steps, actions), the next queue offset of every queue) for a database whose log is
-    truncated at the physical offset ``to``. Raises: StoreIOError, MissingExtraError.
+    """Return ((steps, actions), the next queue offset of every queue) for a truncated log.
+
+    The log is truncated at the physical offset ``to``. Raises: StoreIOError, MissingExtraError.
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
@@ -323,8 +330,9 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
 
 
 def steps(root: str, database: BuiltDatabase, before: int | None, why: str) -> Planned:
-    """Return (steps, actions) that replace ``consumequeue/`` with the database; the old folder is
-    moved aside. ``before``: number of entries in the old folder, None if unknown.
+    """Return (steps, actions) that replace ``consumequeue/`` with the database.
+
+    The old folder is moved aside. ``before``: number of entries in the old folder, None if unknown.
     """
     planned: list[Step] = []
     if os.path.lexists(os.path.join(root, FOLDER)):

@@ -1,8 +1,8 @@
 """Repair the RocksDB copy of consume queues, for brokers that write them to files and to RocksDB.
 
-The broker reads the files (spec: rocksdb.md §5). The copy has no write-ahead log, and contains only
-entries written since it was switched on, so missing entries are not damage. The copy is replaced if
-it has wrong entries or cannot be read.
+The broker reads the files (spec: rocksdb.md §5). The copy has no write-ahead log. It contains only
+entries written since it was switched on; missing entries are therefore not damage. The copy is
+replaced if it has wrong entries or cannot be read.
 """
 
 from __future__ import annotations

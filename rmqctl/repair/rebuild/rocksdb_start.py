@@ -1,8 +1,9 @@
 """Build the consume queues in RocksDB that a broker's start would leave (spec: rocksdb.md §3, §4).
 
-A start deletes no entries. For each message that it dispatches again, it overwrites the present
-entry at the message's queue offset. It also records the last entry of each queue and the end of the
-dispatched log. `rmqctl.checks.preflight` predicts the recorded values, including a broker's errors.
+A start deletes no entries. For each message that a start dispatches again, the entry at the
+message's queue offset is overwritten. A start also records the last entry of each queue and the end
+of the dispatched log. `rmqctl.checks.preflight` predicts the recorded values, including a broker's
+errors.
 """
 
 from __future__ import annotations

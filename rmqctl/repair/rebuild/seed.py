@@ -54,8 +54,9 @@ def derived_in(root: str, file_size: int | None = None) -> Store:
 
 
 def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
-    """Yield (file, size in bytes) for each batch queue with entries of expired messages: the last
-    file with such entries, and the size of these entries. Raises: StoreIOError.
+    """Yield, for each batch queue, the last file with entries of expired messages, and their size.
+
+    The size is in bytes. Queues without such entries are skipped. Raises: StoreIOError.
     """
     if not log_min:
         return

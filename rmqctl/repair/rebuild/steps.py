@@ -71,11 +71,11 @@ def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda:
 
 
 def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
-    """Return the next queue offset of each queue, by ``topic-queueId``, as a broker has it after
-    the steps.
+    """Return the next queue offset of each queue after the steps, by ``topic-queueId`` as in a
+    broker.
 
-    For a queue without any message in the log, its entries determine the offset. Queues that never
-    had a message are skipped.
+    If the log has no message of a queue, the entries of the queue determine the offset. Queues that
+    never had a message are skipped.
     """
     ends = _ends(rebuilt)
     return {f"{topic}-{queue}": end for (topic, queue), end in sorted(ends.items()) if end}
@@ -263,8 +263,9 @@ def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
-    """Return whether an entry after the end of a queue points into the log, so that the queue must
-    be damaged at its end. Return False if a valid entry after the end points to an expired message.
+    """Return whether entries after the end of a queue show that the queue is damaged at its end.
+
+    These entries point into the log, and no valid entry after the end points to an expired message.
     Called for queues that have no message in the log.
     """
     seen = False
@@ -348,10 +349,11 @@ def _entries(file: StoreFile) -> int | None:
 
 def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) -> list[Step]:
     """Return the steps that make ``folder`` of the store equal to the same folder of the scratch
-    folder (path relative to both roots, for example ``consumequeue/TopicTest/0``).
+    folder.
 
-    ``leave``: function that returns whether a file of the store is kept although the scratch folder
-    lacks it. Unchanged files keep their times. Raises: StoreIOError.
+    ``folder``: path relative to both roots, for example ``consumequeue/TopicTest/0``. ``leave``
+    returns whether a file of the store is kept although the scratch folder lacks it. Unchanged
+    files keep their times. Raises: StoreIOError.
     """
     present, built = _tree(root, folder), _tree(scratch, folder)
     steps: list[Step] = [MoveAside(path) for path in _in_the_way(root, folder)] if built else []
@@ -379,8 +381,10 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
 
 
 def _in_the_way(root: str, folder: str) -> Iterator[str]:
-    """Yield the path above ``folder`` that is not a folder, if one exists. A link is kept, because
-    it may point to a disk that is not mounted; such a plan is refused later.
+    """Yield the path above ``folder`` that is not a folder, if one exists.
+
+    A link is kept, because it may point to a disk that is not mounted. Such a plan is refused
+    later.
     """
     above, parts = "", folder.split(os.sep)
     for part in parts[:-1]:

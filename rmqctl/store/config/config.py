@@ -94,8 +94,9 @@ class ConfigFile:
 
     @property
     def stops_broker(self) -> bool:
-        """Return whether a broker can load neither copy and so does not start. With a missing or
-        empty backup it starts with an empty table.
+        """Return whether a broker can load neither copy, and so does not start.
+
+        With a missing or empty backup, a broker starts with an empty table.
         """
         return not self.main.usable and self.backup.state == UNREADABLE
 

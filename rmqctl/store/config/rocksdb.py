@@ -73,9 +73,10 @@ class ConfigPart:
 
 
 def read_config(root: str, form: ConfigLayout) -> dict[str, ConfigPart]:
-    """Return the configuration in the databases of the store at ``root``: for each JSON file that a
-    database replaces, the part of the database that replaces it. Never raises, except
-    MissingExtraError.
+    """Return the configuration in the databases of the store at ``root``.
+
+    The dictionary maps each JSON file that a database replaces to the part of the database that
+    replaces it. Raises: only MissingExtraError.
     """
     parts = {name: ConfigPart(folder, _size(os.path.join(root, folder)))
              for name, folder in CONFIG_DATABASES[form].items()}

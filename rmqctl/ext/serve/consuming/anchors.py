@@ -1,10 +1,10 @@
-"""Identification of a store by records of its log, so that saved consumer offsets are matched to
-the right store even if its name or path has changed.
+"""Identification of a store by records of its log, to match saved consumer offsets to the right
+store.
 
-A store that was moved or renamed, or is served in another order, has the same records at the same
-physical offsets. Two records are saved: the first record of the first log file and the first record
-of the last log file. A broker that deletes old files removes the first file; truncation can remove
-the last file.
+A store that was moved, renamed, or is served in another order has the same records at the same
+physical offsets. Two records are saved: the first record of the first log file, and the first
+record of the last log file. A broker that deletes old files removes the first file; truncation can
+remove the last file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Anchor = list[int | str]
 
 
 def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
-    """Return the records that identify a log, each as [physical offset, size, digest]; none if the
-    log is empty or cannot be read. ``earlier``: an earlier result; its first record is kept if the
-    log file with this record still exists.
+    """Return the records that identify a log, each as [physical offset, size, digest].
+
+    The list is empty if the log is empty or cannot be read. ``earlier``: an earlier result; its
+    first record is kept if the log file with this record still exists.
     """
     anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
     first = None if anchors else first_record(log)
@@ -46,8 +47,9 @@ def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
 
 
 def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
-    """Return whether the log contains one of the entry's records. Return None (unknown) if the log
-    has no intact record at any of the entry's offsets.
+    """Return whether the log contains one of the entry's records.
+
+    Return None (unknown) if the log has no intact record at any of the entry's offsets.
     """
     anchors, other = entry.get(ANCHORS), False
     for anchor in anchors[:_MAX_ANCHORS] if isinstance(anchors, list) else ():

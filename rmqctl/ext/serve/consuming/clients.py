@@ -28,6 +28,7 @@ _MAX_NAME = 1024
 
 def body_of(call: Call) -> dict[str, Any]:
     """Return the JSON object in a request's body.
+
     Raises: Failed if the body is too large, is not a JSON object, or cannot be parsed.
     """
     if len(call.command.body) > _MAX_BODY:
@@ -49,8 +50,9 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _name(value: Any) -> str:
-    """Return a value that is a valid name; an empty text if it is not text, too long or cannot be
-    encoded.
+    """Return ``value`` if it is a valid name.
+
+    Return an empty text if it is not text, is too long or cannot be encoded.
     """
     text = value if isinstance(value, str) and len(value) <= _MAX_NAME else ""
     return "" if _SURROGATE.search(text) else text

@@ -57,8 +57,9 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group with its members and subscriptions. Members are keyed by client id and
-    connection, because two clients may have the same id.
+    """A consumer group with its members and subscriptions.
+
+    The keys of members are client id and connection, because two clients may have the same id.
     """
 
     name: str
@@ -140,8 +141,11 @@ class Groups:
 
     def drop(self, client_id: str | None = None, peer: Peer | None = None,
              group: str | None = None, heard_by: float = math.inf) -> list[Group]:
-        """Remove the consumers that meet all given conditions: client id, connection (``peer``),
-        group, last heartbeat before ``heard_by``. Return the groups that lost a member.
+        """Remove the consumers that meet all given conditions. Return the groups that lost a
+        member.
+
+        The conditions are client id, connection (``peer``), group, and a last heartbeat before
+        ``heard_by``.
         """
         is_gone = _selected(client_id, peer, heard_by)
         touched = []

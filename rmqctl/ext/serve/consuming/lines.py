@@ -62,8 +62,9 @@ class WaitingLines:
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the number of a group's requests that wait for messages of a topic with the given
-        queue id, which may be `ANY_QUEUE`.
+        """Return how many of a group's requests wait for messages of a topic with this queue id.
+
+        The queue id may be `ANY_QUEUE`.
         """
         return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
             group, topic, queue_id) and not line.notice)

@@ -29,9 +29,10 @@ def min_offset(broker: Broker, call: Call) -> Response:
 
 
 def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
-    """Return the queue offset of the first message stored at ``when`` (ms) or later; with
-    ``upper``, of the last message stored at ``when`` or earlier.
-    Raises: Failed if the queue cannot be read.
+    """Return the queue offset of the first message stored at ``when`` (ms) or later.
+
+    With ``upper``, return the offset of the last message stored at ``when`` or earlier. Raises:
+    Failed if the queue cannot be read.
     """
     queue = broker.queue(topic, queue_id)
     if (topic, queue_id) in broker.memory.queues or queue.end == 0:

@@ -72,8 +72,9 @@ class PlainPulls:
         self._form = _form()
 
     def take_all(self, client: ConsumerConnection, frames: FrameReader, late: float) -> bool:
-        """Answer the plain pulls at the start of ``frames``, up to the first request of another
-        kind, or until ``late`` (monotonic seconds). Return whether any pull was answered.
+        """Answer the plain pulls at the start of ``frames``. Return whether any pull was answered.
+
+        Stop at the first request of another kind, or at ``late`` (monotonic seconds).
         """
         broker = self._broker
         if self._kernel is None or broker.cluster.access.secrets:

@@ -240,8 +240,9 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """Return the number that identifies a topic in responses: 0 for the requested topic, 1 or 2 for
-    one of its retry topics.
+    """Return the number that identifies a topic in responses.
+
+    0 is the requested topic; 1 and 2 are its retry topics.
     """
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 

@@ -33,8 +33,8 @@ MAX_QUEUES = 100_000
 MAX_BYTES = 4 << 20
 """Maximum bytes of messages in one delivery; the first message may be larger."""
 RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
-"""`RENEWED_S`: seconds by which the invisible time of a message is extended, repeatedly, while its
-client is connected. `MAX_RENEWAL_S`: seconds after delivery at which this ends.
+"""`RENEWED_S`: seconds by which the invisible time of a message is repeatedly extended while its
+client is connected. `MAX_RENEWAL_S`: seconds after delivery at which the extensions end.
 """
 TURN_S = 0.02
 """Maximum seconds for searching queues, before other clients are served again."""
@@ -48,9 +48,10 @@ QueueKey = tuple[str, int]
 
 @dataclass(slots=True)
 class InFlight:
-    """A message in flight: delivered, but not acknowledged yet. ``number``: see `Receipt`;
-    ``owner``: the client that received the message, if the invisible time is extended while this
-    client is connected; else empty.
+    """A message in flight: delivered, but not acknowledged yet.
+
+    ``number``: see `Receipt`. ``owner``: the client that received the message, if the invisible
+    time is extended while this client is connected; else empty.
     """
 
     offset: int
@@ -97,12 +98,18 @@ class DeliveredMessage:
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """A client's request for messages. ``most``: maximum number of messages; ``invisible``:
-    invisible time in seconds; ``owner``: see `InFlight`; ``queue_id``: the queue to read, or
-    `ANY_QUEUE`; ``latest``: whether a group without a consumer offset starts with new messages,
-    unless `Broker.start` decides this. ``attempt``: name of an attempt to get messages in order. A
-    request with the name of the latest attempt means that the response to that attempt was lost:
-    the same messages are delivered again at once.
+    """A client's request for messages.
+
+    * ``most``: maximum number of messages
+    * ``invisible``: invisible time in seconds
+    * ``owner``: see `InFlight`
+    * ``queue_id``: the queue to read, or `ANY_QUEUE`
+    * ``latest``: whether a group without a consumer offset starts with new messages, unless
+      `Broker.start` decides this
+    * ``attempt``: name of an attempt to get messages in order
+
+    If a request repeats the name of the latest attempt, the response to that attempt was lost. The
+    same messages are then delivered again at once.
     """
 
     most: int
@@ -141,8 +148,10 @@ class GroupDeliveries:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """Return the queues of the topic and of its retry topics. If a queue is ``wanted``, the
-        topic's other queues are omitted, but not those of its retry topics.
+        """Return the queues of the topic and of its retry topics.
+
+        ``wanted``: include only this queue of the topic; all queues of its retry topics are
+        included.
         """
         topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
@@ -254,8 +263,10 @@ class GroupDeliveries:
 
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: InFlight, wish: PopRequest, *,
                     counts: bool = True) -> DeliveredMessage | None:
-        """Deliver a message again after its invisible time. Return None if it no longer exists or
-        does not pass the filter. ``counts``: whether the number of deliveries increases.
+        """Deliver a message again after its invisible time.
+
+        Return None if the message no longer exists or does not pass the filter. ``counts``: whether
+        the number of deliveries increases.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:

@@ -30,8 +30,10 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Positions:
-    """The consumer offsets of a broker's groups. ``stored``: those in the store, which are not
-    changed; ``committed``: those that consumers have committed since.
+    """The consumer offsets of a broker's groups.
+
+    ``stored``: offsets in the store, which are not changed. ``committed``: offsets that consumers
+    have committed since.
     """
 
     stored: dict[Key, dict[int, int]]
@@ -121,7 +123,8 @@ class PositionsFile:
     def load(self, names: Sequence[str], logs: Sequence[CommitLog]
              ) -> dict[str, dict[Key, dict[int, int]]]:
         """Return the consumer offsets of each store, by the store's name.
-        Raises: FormatError, StoreIOError; RefusedError if the path contains a link that others may
+
+        Raises: FormatError; StoreIOError; RefusedError if the path contains a link that others may
         have created; UsageError if a store's entry cannot be determined.
         """
         for name, log in zip(names, logs, strict=True):

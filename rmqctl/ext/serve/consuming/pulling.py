@@ -59,9 +59,9 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
-    """Check a request before anything is read; the checks have the same order as in a broker.
-    ``lowest``: the lowest valid queue id; ``illegal``: the response code for an invalid queue id.
-    Raises: Failed.
+    """Check a request before anything is read, in the same order as a broker. Raises: Failed.
+
+    ``lowest``: the lowest valid queue id. ``illegal``: the response code for an invalid queue id.
     """
     if not broker.takes_group(wanted["consumerGroup"]):
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -248,8 +248,10 @@ class _WaitingPull(Waiting):
         self.answer(response)
 
     def _not_now(self) -> Response:
-        """Return a response that makes the client pull again later. It is for clients that do not
-        read their responses: messages for all their waiting pulls would only take up memory.
+        """Return a response that makes the client pull again later.
+
+        It is for clients that do not read their responses. Messages for all their waiting pulls
+        would only take up memory.
         """
         offset = str(self.call.fields["queueOffset"])
         return Response({"maxOffset": offset, "minOffset": "0", "nextBeginOffset": offset,

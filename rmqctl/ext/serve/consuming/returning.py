@@ -80,8 +80,10 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 
 
 def most_times(broker: Broker, group: str, call: Call) -> int:
-    """Return the maximum number of retries before a message becomes a dead letter: the number in
-    the request, if brokers accept it from this client, else the group's setting.
+    """Return the maximum number of retries before a message becomes a dead letter.
+
+    This is the number in the request, if brokers accept it from this client, else the group's
+    setting.
     """
     asked: int | None = call.fields["maxReconsumeTimes"]
     if asked is not None and call.command.version >= _SAYS_TIMES:
@@ -91,9 +93,9 @@ def most_times(broker: Broker, group: str, call: Call) -> int:
 
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
-    """Create a retry or dead-letter topic with the given number of queues, if it does not exist.
-    Return the number of its queues to use.
-    Raises: RefusedError, StoreIOError.
+    """Create a retry or dead-letter topic with ``queues`` queues, if the topic does not exist.
+
+    Return how many of its queues to use. Raises: RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
         writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
@@ -101,8 +103,9 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put a record into a random one of the topic's first ``queues`` queues; a record with a delay
-    level goes into the schedule topic first.
+    """Put a record into a random one of the topic's first ``queues`` queues.
+
+    A record with a delay level goes into the schedule topic first.
     """
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
@@ -131,8 +134,9 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
 
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
-    """Return a copy of a message with the properties that a broker of this version sets, including
-    the delay level (None: no delay level).
+    """Return a copy of a message with the properties that a broker of this version sets.
+
+    ``level``: the delay level to set (None: no delay level).
     """
     properties = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
     if props.RETRY_TOPIC not in properties:

@@ -55,8 +55,8 @@ _LOOK_S = 1.0
 _MARGIN_S = 0.5
 """Seconds by which a response is sent before the client's deadline."""
 _COPIES = 3
-"""Number of copies of a body in memory while the body is written: in the message, in the response
-object, and in the response bytes.
+"""Number of copies of a body in memory while it is written: message, response object, response
+bytes.
 """
 _MAX_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
@@ -126,9 +126,9 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
-    """Return the filter of a request. It compares the tags and not only their hashes, because 5.x
-    clients do not compare them.
-    Raises: Failed, Refused.
+    """Return the filter of a request. Raises: Failed, Refused.
+
+    The filter compares the tags, not only their hashes, because 5.x clients do not compare tags.
     """
     if wanted.type not in _FILTERS:
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"unknown filter type {wanted.type}")

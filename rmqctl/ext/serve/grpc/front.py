@@ -37,7 +37,7 @@ _HEAD, _PREFIX = 9, 5
 MAX_FRAME = 16 << 10
 """Maximum bytes of a frame's content; HTTP/2's default."""
 _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
-"""Maximum size in bytes of a header, and maximum number of its frames. The core refuses calls with
+"""Maximum size of a header in bytes, and maximum number of its frames. The core refuses calls with
 more than 16 KiB of fields.
 """
 _WAITING = 64 << 10
@@ -176,9 +176,11 @@ class Front:
         return name, core_socket
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
-        """Close a connection to the core. Connections with open calls are closed one after the
-        other, with pauses: closing one ends all its calls at once, and no request is answered
-        during this time.
+        """Close a connection to the core. Connections with open calls are closed one at a time,
+        with pauses.
+
+        Closing a connection ends all its calls at once, and no request is answered during this
+        time.
         """
         if not calls:
             core.abort()
@@ -537,10 +539,11 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Find the client's acknowledgement of the core's settings in the frames after the header
-        at ``at``, and move it before this header. The core limits the size of headers only after it
-        has received the acknowledgement. Return the end of the frames that may be forwarded.
-        Raises: FrameError.
+        """Find the client's acknowledgement of the core's settings after the header at ``at``.
+
+        The acknowledgement is moved before the header: the core limits the size of headers only
+        after it has received the acknowledgement. Return the end of the frames that may be
+        forwarded. Raises: FrameError.
         """
         place = max(end, at + self._scanned)
         while follows := self._whole(place):
@@ -599,9 +602,10 @@ class Pipe(asyncio.Protocol):
         return None if self._calls else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the client is too slow: it has not acknowledged the settings in time, or
-        it has stalled for too long in the middle of a request or response. (Idle connections
-        without calls are closed by the core.)
+        """Return whether the client is too slow.
+
+        A slow client has not acknowledged the settings in time, or has stalled for too long in the
+        middle of a request or response. (Idle connections without calls are closed by the core.)
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

@@ -89,9 +89,10 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], ordered: str
            ) -> tuple[Broker, int]:
-    """Return the broker and the queue id for a message. Messages of the same group (``ordered``)
-    always get the same queue. Other messages go to each of the brokers in turn, and the queue id -1
-    lets the broker choose the queue.
+    """Return the broker and the queue id for a message.
+
+    Messages of the same group (``ordered``) always get the same queue. Other messages go to each of
+    the brokers in turn, with the queue id -1: the broker chooses the queue.
     """
     if not ordered:
         endpoint.turn += 1

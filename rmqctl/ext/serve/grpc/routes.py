@@ -33,9 +33,10 @@ def _topic(request: Any) -> str:
 
 
 def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, ServedTopic]]:
-    """Return the brokers that have a topic; if there are none, the brokers that would create the
-    topic when they receive its first message.
-    Raises: Refused if there are no such brokers.
+    """Return the brokers that have a topic, or else the brokers that would create the topic.
+
+    These brokers create the topic when they receive its first message. Raises: Refused if no broker
+    has or would create the topic.
     """
     candidates = [(broker, topic) for broker in brokers
                   if (topic := broker.topic(name)) is not None]
@@ -49,9 +50,10 @@ def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Ser
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
-    """Return the brokers from which a topic can be read. ``broker_name``: only this broker, unless
-    empty.
-    Raises: Refused if the topic's messages cannot be received.
+    """Return the brokers from which a topic can be read.
+
+    ``broker_name``: only this broker, unless empty. Raises: Refused if the topic's messages cannot
+    be received.
     """
     candidates = [(broker, topic) for broker, topic in brokers_with(brokers, name)
                   if broker_name in ("", broker.name) and topic.perm & READ]
@@ -81,8 +83,10 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Return the queues that a group member reads: one entry per broker, which means any of its
-    queues; for a group with ordered messages, one entry per queue.
+    """Return the queues that a group member reads.
+
+    For a group with ordered messages, the response has one entry per queue. For other groups, it
+    has one entry per broker, which means any of its queues.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))

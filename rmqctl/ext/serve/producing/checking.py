@@ -113,8 +113,9 @@ class Checks:
     # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Return the queue offset from which a round continues in a topic: the stored offset, or
-        the nearest offset that the queue has.
+        """Return the queue offset from which a round continues in a topic.
+
+        This is the stored offset, or the nearest offset that the queue has.
         """
         at = self._at.get(topic)
         if at is None:
@@ -132,8 +133,9 @@ class Checks:
             self.broker.positions.commit(READER, topic, 0, offset)
 
     async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
-        """Yield messages from ``start`` to the end of the queue, in parts; with each part, the
-        queue offset after it. Messages may be appended meanwhile.
+        """Yield (messages, the queue offset after them) from ``start`` to the end of the queue.
+
+        Messages may be appended meanwhile.
         """
         at = start
         while at < (queue := self.broker.queue(topic, 0)).end:
@@ -243,9 +245,10 @@ class Checks:
             record.store_host, record.reconsume_times))
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
-        """Store the renewed messages, and ask their producers. Messages that can never be stored
-        are skipped. Return the queue offset of the first message that must be stored later; None if
-        no such message exists.
+        """Store the renewed messages, and ask their producers. Skip messages that can never be
+        stored.
+
+        Return the queue offset of the first message that must be stored later, or None.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -312,8 +315,8 @@ class Checks:
 
 
 _NOTHING = Outgoing("", b"")
-"""Placeholder for a half message that is not stored again, because it was already committed or
-rolled back under the offset of an earlier copy.
+"""Placeholder for a half message that is not stored again, because an earlier copy of it was
+already committed or rolled back.
 """
 
 

@@ -103,14 +103,14 @@ def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: ServedStore, positions: Positions) -> None:
-    """Write the consumer offsets to ``config/consumerOffset.json``. A queue without a committed
-    offset keeps its offset in the store, even if the server was started to ignore the store's
-    offsets.
+    """Write the consumer offsets to ``config/consumerOffset.json``. Raises: RefusedError,
+    StoreIOError.
 
-    If ``lmqConsumerOffset.json`` exists, write this file as well: brokers with ``enableLmq`` read
-    it instead. It contains a single offset for each light group. Another thread may call this
-    function with a snapshot.
-    Raises: RefusedError, StoreIOError.
+    A queue without a committed offset keeps its offset in the store, even if the server ignores the
+    store's offsets. If ``lmqConsumerOffset.json`` exists, it is also written: brokers with
+    ``enableLmq`` read it instead. It contains a single offset for each light group.
+
+    Another thread may call this function with a snapshot.
     """
     table = Positions(source.offsets, positions.committed).table()
     keep_json(source, "consumerOffset.json", {"offsetTable": table})

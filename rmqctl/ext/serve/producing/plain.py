@@ -123,8 +123,9 @@ class PlainSends:
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
     def _take(self, client: ProducerConnection, frames: FrameReader, frame: Frame) -> bool:
-        """Store the next message; its header is decoded by a library. Return False, without storing
-        the message, if it is not plain.
+        """Store the next message; its header is decoded by a library.
+
+        If the message is not plain, return False without storing it.
         """
         kind, data, body = frame
         if kind != JSON or _MARK not in data:
@@ -225,8 +226,10 @@ def _fields() -> tuple[bytes, int]:
 
 
 def _form(*, says_key: bool) -> str:
-    """Return the header of a response as a format string for these values: first digits of the
-    message id, physical offset, queue id, queue offset, unique key, ``opaque``.
+    """Return the header of a response as a format string for six values.
+
+    The values are the first digits of the message id, the physical offset, the queue id, the queue
+    offset, the unique key, and ``opaque``.
     """
     ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
            "transactionId": "@key"}

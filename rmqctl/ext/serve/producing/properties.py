@@ -86,9 +86,9 @@ class PropertyBuilder:
 
     def plain_ones(self, given: Sequence[str]) -> tuple[
             list[str], Sequence[str | None], list[str] | None] | None:
-        """Return the results of `plain` for several messages, as one list each of properties, tags
-        and keys. Return None unless all messages have the same property names and need no new
-        unique keys.
+        """Return the results of `plain` for several messages: lists of properties, tags and keys.
+
+        Return None unless all messages have the same property names and need no new unique keys.
         """
         plan, first = self._match(given[0])
         if plan is None or first is None or not plan.is_plain or plan.new_key_at >= 0:

@@ -1,5 +1,7 @@
-"""Replies to RPC requests (``request`` in clients). Like a broker with default settings, the server
-forwards a reply to the waiting producer and stores it in the cluster's reply topic.
+"""Replies to RPC requests (``request`` in clients).
+
+Like a broker with default settings, the server forwards a reply to the waiting producer, and stores
+the reply in the cluster's reply topic.
 """
 
 from __future__ import annotations

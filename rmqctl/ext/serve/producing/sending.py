@@ -156,9 +156,9 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Check that a message may be sent. Return the writer and the queue id for the message. Like a
-    broker, ignore the topic's write permission, which is only used in routes.
-    Raises: Failed.
+    """Check that a message may be sent. Return the writer and the queue id. Raises: Failed.
+
+    Like a broker, ignore the topic's write permission, which is only used in routes.
     """
     writer = broker.writer
     assert writer is not None
@@ -313,8 +313,9 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
-    """Parse a topic's attributes (``+name=value,…``); 4.x brokers ignore them.
-    Raises: Failed for attributes other than the message type, because no other kinds of queues can
+    """Parse a topic's attributes (``+name=value,…``); 4.x brokers ignore attributes.
+
+    Raises: Failed for attributes other than the message type, because other kinds of queues cannot
     be created while a store is served.
     """
     if writer.settings.profile.generation < 5:

@@ -1,9 +1,8 @@
-"""Timed messages of a 5.x store: a message gets a slot in the timer wheel, and is stored in its own
-queue when it is due (spec: timer-and-others-5x.md §1).
+"""Timed messages of a 5.x store: they are stored in their own queue when they are due.
 
-Until it is due, the message waits in the timer topic. `OpenTimerFiles` writes the files of a
-broker's timer, so that a broker can continue. Recalled messages are detected when their slot is
-read.
+Until then, a message waits in the timer topic, and has a slot in the timer wheel. `OpenTimerFiles`
+writes the files of a broker's timer, and a broker can continue with them. Recalled messages are
+detected when their slot is read. Spec: timer-and-others-5x.md §1.
 """
 
 from __future__ import annotations
@@ -159,7 +158,9 @@ class Timers:
 
     def finish(self) -> None:
         """Store all messages of the current slot before the server ends, so that none is delivered
-        twice. Later messages get their slot when the server starts again.
+        twice.
+
+        Later messages get their slot when the server starts again.
         """
         self._ended = True
         files, late = self.files, time.monotonic() + _MAX_END_S
@@ -208,8 +209,9 @@ class Timers:
         return None if raw is None else decode(raw)
 
     def _walk(self, files: OpenTimerFiles, wanted: array[int], late: float) -> bool:
-        """Read units of the current slot: remember which messages to store, and which messages were
-        recalled. Return whether all units were read.
+        """Read units of the current slot. Return whether all units were read.
+
+        Remember which messages to store, and which messages were recalled.
         """
         assert self._walking is not None
         for number, (position, unit) in enumerate(self._walking):

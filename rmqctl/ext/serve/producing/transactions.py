@@ -83,10 +83,11 @@ class Transactions:
 
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:
-        """Commit or roll back the half message at a physical offset and queue offset. ``asked``:
-        whether the producer was asked for the outcome. ``then`` is called with the result of
-        storing the committed message; with None if nothing is stored.
-        Raises: Failed.
+        """Commit or roll back the half message at a physical offset and queue offset. Raises:
+        Failed.
+
+        ``asked``: whether the producer was asked for the outcome. ``then`` is called with the
+        result of storing the committed message, or with None if nothing is stored.
         """
         # Refuse what a broker refuses.
         record = self._record(physical)

@@ -56,7 +56,8 @@ _Pending = tuple[Message, Then, int | None]
 
 @dataclass(slots=True)
 class TailQueue:
-    """A queue with the entries that the store had when it was opened, and the entries added since.
+    """A queue with the entries that the store had when opened, and the entries added since.
+
     ``start``: the queue offset of the first added entry.
     """
 
@@ -281,8 +282,10 @@ class Writer:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Add the entries of a stored message to its queue in memory. If the entries cannot be
-        determined here, the next `settle` reads entries and topics from disk.
+        """Add the entries of a stored message to its queue in memory.
+
+        If the entries cannot be determined here, the next `settle` reads entries and topics from
+        disk.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None

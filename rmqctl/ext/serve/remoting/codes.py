@@ -208,10 +208,11 @@ class RequestCode:
                                  rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Return the header fields of a request by full name, converted to their kinds; missing
-        fields are None.
-        Raises: Failed for an invalid value. Fields other than ``properties`` must not contain
-        unpaired surrogates, which are valid in JSON, but not in UTF-8.
+        """Return the header fields of a request by full name, converted to their kinds.
+
+        Missing fields are None. Raises: Failed for an invalid value. Fields other than
+        ``properties`` must not contain unpaired surrogates, which are valid in JSON, but not in
+        UTF-8.
         """
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (

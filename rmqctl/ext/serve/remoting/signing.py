@@ -14,9 +14,10 @@ _ADDED_LATER, _LAST_ADDING_LATER = "_UNIQUE_KEY_QUERY", 399
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret: str, version: int = VERSION) -> bytes:
-    """Return the signature of a request in base64: the HMAC-SHA1 of the values of its header
-    fields, in the order of the fields' names, followed by its body. ``AccessKey`` is one of the
-    fields. ``version``: the client's version.
+    """Return the signature of a request in base64.
+
+    The HMAC-SHA1 covers the values of the header fields, in the order of the fields' names, and
+    then the body. ``AccessKey`` is one of the fields. ``version``: the client's version.
     """
     unsigned = (SIGNATURE, *([_ADDED_LATER] if version <= _LAST_ADDING_LATER else ()))
     signed = "".join(ext[name] for name in sorted(ext) if name not in unsigned)

@@ -1,7 +1,7 @@
-"""Handlers of requests from administration tools about a broker's topics, groups, settings,
-statistics and consume queue entries (spec: remoting.md §3.5).
+"""Handlers of requests from administration tools (spec: remoting.md §3.5).
 
-Topics and groups come from the store's configuration; the routes of a read-only server do not
+The requests are about a broker's topics, groups, settings, statistics and consume queue entries.
+Topics and groups come from the store's configuration. The routes of a read-only server do not
 permit sending.
 """
 
@@ -38,8 +38,9 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
 
 
 def _filled(given: Any, defaults: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """Return the configuration of a topic or group with exactly the fields in ``defaults``. A field
-    that is missing in ``given``, or has a wrong type, gets its default.
+    """Return the configuration of a topic or group with exactly the fields in ``defaults``.
+
+    A field that is missing in ``given``, or has a wrong type, gets its default.
     """
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
@@ -198,8 +199,10 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Answer with statistics of the broker since the server started. All rates are those of the
-    last minute, also for longer periods. Request queues are reported as empty.
+    """Answer with statistics of the broker since the server started.
+
+    All rates are those of the last minute, also for longer periods. Request queues are reported as
+    empty.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
@@ -258,9 +261,10 @@ def cold_data(_broker: Broker, _call: Call) -> Response:
 
 
 def stats(broker: Broker, call: Call) -> Response:
-    """Answer with the number of messages that were sent to a topic, or delivered to a group
-    (``TOPIC@GROUP``), in the last minute, hour and day.
-    Raises: Failed for other statistics and, like a broker, if there were no messages.
+    """Answer with the number of messages in the last minute, hour and day.
+
+    Counted are messages sent to a topic, or delivered to a group (``TOPIC@GROUP``). Raises: Failed
+    for other statistics and, like a broker, if there were no messages.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
     if kind == "TOPIC_PUT_NUMS" and key in broker.received:

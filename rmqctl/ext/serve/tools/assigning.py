@@ -24,9 +24,10 @@ _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
 def assignment(broker: Broker, call: Call) -> Response:
-    """Answer with the queues of a topic that a group member must read, for clients that do not
-    divide the queues among themselves. If the assignment is unknown, the response contains no
-    queues, and the client keeps those that it has.
+    """Answer with the queues of a topic that a group member must read.
+
+    This is for clients that do not divide the queues among themselves. If the assignment is
+    unknown, the response contains no queues, and the client keeps its queues.
     """
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")

@@ -1,5 +1,6 @@
-"""Handlers of changes that administration tools request: to consumer groups and to values of the
-name server (spec: remoting.md §3.5). Topics are created and changed in `producing.sending`.
+"""Handlers of requests from administration tools to change consumer groups and name server values.
+
+Spec: remoting.md §3.5. Topics are created and changed in `producing.sending`.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 
 
 def delete_route(broker: Broker, call: Call) -> Response:
-    """Delete a topic from the name server. The name server has the topics of its brokers, so this
-    succeeds only for a topic that no broker has.
-    Raises: Failed for any other topic.
+    """Delete a topic from the name server. Raises: Failed for a topic that a broker has.
+
+    The name server has the topics of its brokers. Only a topic that no broker has can be deleted.
     """
     name = call.fields["topic"]
     if any(name in member.source.topics for member in broker.cluster.brokers.values()):

@@ -1,7 +1,7 @@
 """Handlers that show and change the progress of groups in topics (spec: remoting.md §3.5).
 
-The server keeps consumer offsets in memory or in a file outside the store. So if a group is not
-connected, a reset of its offsets takes effect when it connects.
+The server keeps consumer offsets in memory or in a file outside the store. If a group is not
+connected, a reset of its offsets takes effect when the group connects.
 """
 
 from __future__ import annotations
@@ -171,8 +171,10 @@ def subscription(broker: Broker, call: Call) -> Response:
 
 
 def time_span(broker: Broker, call: Call) -> Response:
-    """Answer with store times for each queue of a topic: of its first and last messages, and of the
-    last message that a group consumed.
+    """Answer with store times for each queue of a topic.
+
+    These are the store times of the first and last messages of the queue, and of the last message
+    that a group consumed.
     """
     name, group = call.fields["topic"], call.fields["group"]
     spans = []
