@@ -119,8 +119,9 @@ def command(
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: ReadFaults) -> Selection:
-    """Return a selection of the messages that a group has not consumed: its queues, each from the
-    group's offset on. Report problems.
+    """Return a selection of the messages that a group has not consumed. Report problems.
+
+    The selection has the group's queues, each from the group's offset on.
     """
     from rmqctl.store.groups.unread import StoredOffsets, unread
 

@@ -163,8 +163,10 @@ class _Rebuild:
 
 
 class _CollectedOutput:
-    """An output for one of several stores. It collects JSON documents, to be printed as one, or
-    shows each page under a heading that names the store.
+    """An output for one of several stores.
+
+    It collects JSON documents, to be printed together, or shows each page under a heading that
+    names the store.
     """
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:

@@ -75,8 +75,9 @@ def _in_log(store: OpenedStore, phy: int, around: bool,
 
 def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
               report: Report) -> tuple[Record | None, str]:
-    """Return the record at a queue offset, or the reason why no record was found. Each message of a
-    batch has its own queue offset.
+    """Return the record at a queue offset, or the reason why no record was found.
+
+    Each message of a batch has its own queue offset.
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of

@@ -76,8 +76,10 @@ class ConsumeQueueExt:
 
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
-    """Return the byte offset at which a broker continues after its recovery: after the unit of the
-    last entry, or, if that unit does not exist, after the last existing unit.
+    """Return the byte offset at which a broker continues after its recovery.
+
+    This is the end of the unit of the last entry. If that unit does not exist, it is the end of the
+    last existing unit.
     """
     if last_address is not None:
         offset = layout.byte_offset(last_address)

@@ -28,8 +28,8 @@ class FurtherRows:
     """Entries of multi-dispatched messages in queues other than their own (consumequeue.md §10).
 
     ``message``: the number of the message. ``name``: the number of the queue's name in ``names``.
-    ``offset``: the queue offset in that queue. All are int64; the entries of a message keep their
-    order.
+    ``offset``: the queue offset in that queue. All three are int64. The entries of a message keep
+    their order.
     """
 
     names: list[bytes]

@@ -1,5 +1,4 @@
-"""Derive the entries of plain messages in a single loop of the kernel extension over the log's
-bytes.
+"""Derive the entries of plain messages, in a single loop of the kernel extension over the log.
 
 The loop ends at the first message that is damaged, or that only `Deriver` can process. `Deriver`
 then continues from this message.

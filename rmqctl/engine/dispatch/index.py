@@ -103,9 +103,10 @@ class IndexFileWriter:
     def load(cls, path: str, shape: IndexShape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
         """Load a file from disk.
 
-        ``repair``: whether to reset slots that point to entries which the header does not count,
-        because the process was killed after it wrote the slots and before it wrote the header. Such
-        a slot is reset to the newest counted entry in its chain.
+        ``repair``: whether to reset slots that point to entries which the header does not count.
+        Such slots exist if the process was killed after it wrote the slots and before it wrote the
+        header. They are reset to the newest counted entry in their chain.
+
         Raises: RefusedError if the file's size does not match ``shape``.
         """
         with FileSource(path) as source:
@@ -248,11 +249,11 @@ class IndexFileWriter:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
 
     def sync_to_file(self, *, counted: bool = False) -> None:
-        """Write the new entries, the changed slots and then the header, without fsync.
+        """Write the new entries, then the changed slots, then the header, without fsync.
 
-        A reader, or a process that starts after a kill, sees a consistent file, except during the
-        instant between the last two writes. ``counted``: write a count of 1 instead of 0 into the
-        header of an empty file, as 5.x does at shutdown.
+        A reader, or a process that starts after a kill, sees a consistent file, except between the
+        last two writes. ``counted``: write a count of 1 instead of 0 into the header of an empty
+        file, as 5.x does at shutdown.
         """
         # 1. The entries.
         self._write_entries()
@@ -433,8 +434,8 @@ class IndexWriter:
         return message, key + len(indexed)
 
     def _current(self) -> IndexFileWriter:
-        """Return the writer of the last file; create a new file if there is none, or if the last
-        one is full.
+        """Return the writer of the last file. If no file exists or the last file is full, create a
+        new file.
         """
         file = self._file
         if file is not None and not file.full:

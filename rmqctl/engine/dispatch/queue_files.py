@@ -1,4 +1,4 @@
-"""The files of queues, written by position, and what the writers of plain and batch queues share.
+"""The files of queues, written by position, and the common parts of the writers of queues.
 
 The number of open descriptors is limited, and files to be fsynced are remembered. Every failed call
 raises a StoreIOError that names the file and the operation.
@@ -34,11 +34,12 @@ MAX_OPEN = 256
 
 
 class FilePool:
-    """A pool of at most ``most`` open descriptors; the least recently used one is closed first.
+    """A pool of at most ``most`` open descriptors; the least recently used descriptor is closed
+    first.
 
-    `flush` fsyncs only files that were written and folders with new entries. After a failed fsync
-    it is unknown which pages are on disk, and the operating system reports the failure only once.
-    So every later `flush` fails with the same error.
+    `flush` fsyncs only files that were written and folders with new entries. After a failed fsync,
+    it is unknown which pages are on disk. The operating system reports the failure only once;
+    therefore every later `flush` fails with the same error.
     """
 
     def __init__(self, aside: AsideFolder, most: int = MAX_OPEN) -> None:
@@ -278,8 +279,8 @@ class QueueFiles:
     def wipe(self) -> None:
         """Remove the units of records that are no longer in the log.
 
-        A broker keeps such units, and uses them as entries once the log has grown beyond the
-        offsets to which they point.
+        A broker keeps such units. Once the log has grown beyond the offsets in these units, it uses
+        them as entries.
         """
         self._clear()
         if self.base is not None and self._stale > self.position:

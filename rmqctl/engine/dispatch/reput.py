@@ -42,8 +42,10 @@ of a message as (address, filter bit map); each value is None if unknown.
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
 """Function that returns the queue id of each entry of a multi-dispatched message in a further
-queue. Its arguments are the queue names, and for each entry: the number of the queue's name, the
-message's queue id, the queue offset, and the physical offset.
+queue.
+
+Arguments: the queue names; for each entry, the number of the queue's name, the message's queue id,
+the queue offset, and the physical offset.
 """
 
 _LMQ = props.LMQ_PREFIX.encode()
@@ -154,11 +156,10 @@ class Dispatcher:
         return offsets
 
     def max_physic(self) -> int:
-        """Return the physical offset up to which the log was dispatched, according to the entries
-        of the queues.
+        """Return the physical offset up to which the log was dispatched, -1 without entries.
 
-        This is the end of the last record with an entry (for a batch queue, its start); -1 without
-        entries.
+        This is the end of the last record with an entry; for a batch queue, the start of this
+        record.
         """
         ends = [queue.max_physic for queue in self._queues.queues]
         ends += [batch.max_physic for batch in self._batches.queues]

@@ -198,8 +198,9 @@ class Broker:
         return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
-        """Return the address at which a client reaches the broker: if the broker listens on all
-        addresses, the address that the client connected to.
+        """Return the address at which a client reaches the broker.
+
+        If the broker listens on all addresses, this is the address that the client connected to.
         """
         if self.address.host in _ANY and connection.local_host:
             return replace(self.address, host=connection.local_host)

@@ -127,9 +127,10 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
-    """Return the number of messages of a topic that a group has not consumed, in queues with a
-    consumer offset. Return None if there are no such queues, or too many to read them all before
-    ``late`` (monotonic seconds).
+    """Return the number of messages of a topic that a group has not consumed.
+
+    Only queues with a consumer offset count. Return None if no queue has a consumer offset, or if
+    the queues cannot all be read before ``late`` (monotonic seconds).
     """
     topic_config = broker.topic(topic)
     if topic_config is None or topic_config.read_queues > _MAX_QUEUES:

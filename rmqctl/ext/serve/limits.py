@@ -1,10 +1,11 @@
 """Limits of clients: bytes and connections, and which connection is closed when a limit is reached.
 
 When all connections together reach a limit, the client address that uses the most loses a
-connection: the one that has held its bytes for the longest time. This is never the connection of a
-client that sends and reads at an ordinary pace. So one address may use everything that other
-addresses do not need (many clients can share an address), but an address cannot displace others
-while it uses more than they do.
+connection: the one that has held its bytes for the longest time. A client that sends and reads at
+an ordinary pace never loses its connection.
+
+One address may use everything that other addresses do not need (many clients can share an address).
+It cannot displace others while it uses more than they do.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ _IPV6_HOST = 64
 _SCARCE = 0.75
 """Above this part of a quota, each address may use at most an equal share of the quota."""
 _SOME = 8
-"""The part of a limit (one eighth) that is freed when it is reached, so that it is not reached
-again at once.
+"""Divisor of a limit: when the limit is reached, one eighth is freed, to avoid reaching it again at
+once.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of clients, in bytes and seconds. For all connections together, ``held`` limits
-    the bytes of incomplete frames, and ``unsent_in_all`` the bytes of responses that clients have
-    not read. ``part``: the maximum share (0 to 1) of each limit that one address may use.
+    """The limits of clients, in bytes and seconds.
+
+    ``held`` limits the bytes of incomplete frames of all connections together. ``unsent_in_all``
+    limits the bytes of responses that clients have not read. ``part``: the maximum share (0 to 1)
+    of each limit that one address may use.
     """
 
     connections: int = 1000
@@ -230,9 +233,10 @@ class Quota:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str, weight: int = 1) -> bool:
-        """Return whether an address may add ``weight`` to its use of the quota. If the quota is
-        nearly used up, each address may use at most an equal share, and one share is kept free for
-        a new address.
+        """Return whether an address may add ``weight`` to its use of the quota.
+
+        If the quota is nearly used up, each address may use at most an equal share, and one share
+        is kept free for a new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

@@ -64,8 +64,9 @@ def is_whole(data: memoryview, physical: int) -> bool:
 
 
 class LogReader:
-    """The records of one log, by physical offset. ``end``: physical offset at which the log ends in
-    this view, if it is limited.
+    """The records of one log, by physical offset.
+
+    ``end``: physical offset at which the log ends in this view; None if this is not limited.
     """
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
@@ -79,8 +80,9 @@ class LogReader:
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:
-        """Return the bytes of the record of ``size`` bytes at ``physical``; None if the record is
-        incomplete or its body CRC does not match.
+        """Return the bytes of the record of ``size`` bytes at ``physical``.
+
+        Return None if the record is incomplete or its body CRC does not match.
         """
         if self._end is not None and physical + size > self._end:
             return None

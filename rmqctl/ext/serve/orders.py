@@ -1,8 +1,8 @@
-"""Orders from the program that started ``serve --temp``: to stop or start the server, or to cause
-faults for the program's tests.
+"""Orders from the program that started ``serve --temp``.
 
-Orders arrive through the pipe on standard input, so clients cannot send them. Each order is a line
-with a JSON object; an event ``order`` answers it.
+An order stops or starts the server, or causes faults for the program's tests. Orders arrive through
+the pipe on standard input; clients cannot send them. Each order is a line with a JSON object; an
+event ``order`` answers it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class Orders:
     _held: bytes = b""
 
     def carry_out(self, end: Callable[[], None]) -> None:
-        """Read orders and carry them out; ``end`` stops the server. While the server is paused,
-        this function blocks it and every client.
+        """Read orders and carry them out; ``end`` stops the server.
+
+        While the server is paused, this function blocks the server and every client.
         """
         self._read()
         self._go_on(end)

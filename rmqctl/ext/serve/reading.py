@@ -60,9 +60,13 @@ queue entry, and its record.
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """The result of a pull: ``status`` (as brokers name it), the next queue offset, the bounds of
-    the queue, and ``count`` records. Adjacent records are joined into one part. ``skipped``: number
-    of damaged records.
+    """The result of a pull.
+
+    * ``status``: status as brokers name it
+    * ``next_begin``: the next queue offset
+    * ``min``, ``max``: the bounds of the queue
+    * ``parts``: ``count`` records; adjacent records are joined into one part
+    * ``skipped``: number of damaged records
     """
 
     status: str

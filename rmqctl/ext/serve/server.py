@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Save = Callable[[], Callable[[], None] | None]
 """Function that prepares saving the consumer offsets. It returns None if the offsets have not
-changed, otherwise a function that writes them and may run in another thread. Both functions raise
+changed, or else a function that writes them and may run in another thread. Both functions raise
 StoreIOError, RefusedError.
 """
 _LOOK_S = 1.0
@@ -34,7 +34,7 @@ _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""``_BACKLOG``: maximum number of connections that wait in the system to be accepted;
+"""``_BACKLOG``: maximum number of connections that wait in the system to be accepted.
 ``_ACCEPTED``: maximum number of connections accepted in one turn.
 """
 _LAST_PORT = 65_535

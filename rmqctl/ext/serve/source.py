@@ -47,9 +47,10 @@ class ServedTopic:
 
 @dataclass
 class ServedStore:
-    """An open store, with a cache of what requests need. ``kind``: which view of the store to
-    serve: ``disk``, ``broker`` or ``auto``, see `rmqctl.broker.view.view_of`. ``pages``: cache that
-    all stores of a server share.
+    """An open store, with a cache of what requests need.
+
+    ``kind``: which view of the store to serve: ``disk``, ``broker`` or ``auto``, see
+    `rmqctl.broker.view.view_of`. ``pages``: cache that all stores of a server share.
     """
 
     open_store: Callable[[], Store]
@@ -64,7 +65,7 @@ class ServedStore:
     groups_that_stand: set[str] = field(default_factory=set)
     """The groups that have offsets in ``consumerOffset.json``."""
     _again: bool = False
-    """True to reopen the store once more, even without a change: entries may be written later than
+    """True to reopen the store once more, even without a change. Entries may be written later than
     the messages that they point to.
     """
     problem: str | None = None
@@ -99,8 +100,10 @@ class ServedStore:
     # -- change -------------------------------------------------------------------------------
 
     def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
-        """Reopen the store if it has changed. Return whether it was reopened. ``force``: reopen it
-        in any case; ``topics``: whether to read topics and groups again.
+        """Reopen the store if it has changed. Return whether the store was reopened.
+
+        ``force``: reopen the store in any case. ``topics``: whether to read topics and groups
+        again.
         """
         stamp = self._stamp()
         if stamp == self._seen and not force and not self._again:
@@ -175,8 +178,8 @@ class ServedStore:
 
     @property
     def log_bounds(self) -> tuple[int, int]:
-        """The store time (ms) of the log's first message (-1 if the log is empty), and the physical
-        offset of the log's end.
+        """The store time (ms) of the log's first message, and the physical offset of the log's end.
+        The store time is -1 if the log is empty.
         """
         if self._log_bounds is None:
             try:
@@ -254,8 +257,9 @@ class ServedStore:
                                                    for key, value in config.items()}}
 
     def retry_queues(self, group: str) -> int:
-        """Return the number of queues of a group's retry topic when it is created; if it is 0,
-        messages that the group's consumers send back are not delivered again.
+        """Return the number of queues with which a group's retry topic is created.
+
+        If the number is 0, messages that the group's consumers send back are not delivered again.
         """
         return _count(self.groups.get(group, {}).get("retry_queue_nums"))
 

@@ -59,8 +59,9 @@ class BrokerCounts:
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
-        """Return the sums and rates of a count for all periods. ``count``: the count's current
-        value; ``before``: function that returns its value in a record.
+        """Return the sums and rates of a count for all periods.
+
+        ``count``: the count's current value. ``before``: returns the count's value in a record.
         """
         now = time.monotonic()
         return {name: {"sum": count - before(notes[0]), "tps": (

@@ -28,8 +28,8 @@ turns.
 ROUND_S = 0.005
 """Maximum seconds for answering requests before the event loop checks for new data."""
 _MAX_COST_S = 0.005
-"""Maximum seconds for which a turn is charged, so that a turn that was long by chance does not
-delay the connection's next turn much.
+"""Maximum seconds for which a turn is charged. A turn that was long by chance then delays the
+connection's next turn only a little.
 """
 ROUND_BYTES = 1 << 20
 """Maximum bytes of large frames received before the event loop handles other data."""
@@ -46,8 +46,10 @@ _Of = TypeVar("_Of")
 
 
 class _Line(Generic[_Of]):
-    """A queue of waiters, sorted by the virtual time of their turns. ``now``: the current virtual
-    time; a turn advances it by the turn's cost divided by the number of waiters.
+    """A queue of waiters, sorted by the virtual time of their turns.
+
+    ``now``: the current virtual time. A turn advances it by the turn's cost divided by the number
+    of waiters.
     """
 
     def __init__(self) -> None:
@@ -150,8 +152,10 @@ class Hosts(Generic[_Of]):
 
 
 class Worker(Protocol):
-    """A connection with requests to answer. ``host``: see `network_of`; ``turn``: expected length
-    of its turn in seconds, None before its first turn.
+    """A connection with requests to answer.
+
+    ``host``: see `network_of`. ``turn``: expected length of the connection's turn in seconds, None
+    before its first turn.
     """
 
     host: str

@@ -75,9 +75,9 @@ def compute(record: bytes | memoryview) -> int:
 def stored(record: bytes) -> int | None:
     """Return the appended CRC of a record's bytes; None if the record has no appended CRC.
 
-    A batch may append the CRC directly to the text before it (commitlog.md §5.4), which is accepted
-    here. A record that a broker stored again with the feature disabled may contain its previous
-    CRC: a mismatch proves damage only if the feature was enabled.
+    In a batch, the CRC may directly follow the text before it (commitlog.md §5.4). A record that a
+    broker stored again with the feature disabled may contain its previous CRC. A mismatch therefore
+    proves damage only if the feature was enabled.
     """
     try:
         return parse(bytes(record[-SIZE:]))

@@ -63,8 +63,8 @@ class DelayTable:
 def delay_table(text: str) -> DelayTable:
     """Return the table of a ``messageDelayLevel`` setting (``1s 5s 10s``; units s, m, h, d).
 
-    Raises: UsageError if a broker would not start, or would put messages into queue -1 because
-    there are no levels.
+    Raises: UsageError if a broker would not start, or would put messages into queue -1 because the
+    setting has no levels.
     """
     try:
         # Java's split drops empty parts at the end, so spaces there are harmless.
@@ -86,7 +86,7 @@ class PropertyMap(Protocol):
 def delay_level_of(properties: PropertyMap) -> int:
     """Return the delay level that a message requests; 0 for none.
 
-    Raises: ValueError if ``DELAY`` is not a number: a broker then fails with an exception, and
+    Raises: ValueError if ``DELAY`` is not a number. A broker then fails with an exception, and
     stores nothing.
     """
     text = properties.get(props.DELAY)

@@ -47,10 +47,10 @@ MAX_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, for each category of `ALONE`, whether a record breaks the rule (bool), or a boolean
-    array for many records.
+    """Return, for each category of `ALONE`, whether a record breaks the rule.
 
-    ``values``: numbers or columns of `FIELDS`.
+    ``values``: numbers or columns of `FIELDS`. The results for numbers are booleans, those for
+    columns are boolean arrays.
     """
     born, store = values["born_host.port"], values["store_host.port"]
     kind, times = values["sys_flag"] & KIND, values["reconsume_times"]

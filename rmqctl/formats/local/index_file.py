@@ -124,8 +124,8 @@ DEFAULT_SHAPE = IndexShape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
 
 
 def shape_of(size: int, slots: int | None = None) -> IndexShape:
-    """Return the shape of a file of ``size`` bytes: with ``slots`` slots, or with the default
-    ratio.
+    """Return the shape of a file of ``size`` bytes with ``slots`` slots (default: with the default
+    ratio).
 
     Raises: FormatError if no such shape has that size.
     """

@@ -188,10 +188,10 @@ def is_magic(value: int) -> bool:
 
 
 def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the size in bytes that a record (or blank record) at ``position`` states; may be
-    negative.
+    """Return the size in bytes that a record (or blank record) at ``position`` states.
 
-    Returns 0, which is not the size of any record, if the data is too short.
+    The size may be negative. If the data is too short, return 0, which is not the size of any
+    record.
     """
     if len(data) < position + _TOTAL_SIZE.size:
         return 0
@@ -259,9 +259,8 @@ def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError
 def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
     """Return the record at ``data[position:]`` through construct.
 
-    ``base`` is the physical offset of ``data[0]``; it is only used in errors.
-
-    Raises: FormatError that names field and offset.
+    ``base``: the physical offset of ``data[0]``, only used in errors. Raises: FormatError that
+    names field and offset.
     """
     where = position if base is None else base + position
     if position < 0 or position > len(data):

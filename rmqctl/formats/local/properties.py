@@ -102,8 +102,10 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def are_sound(raw: bytes) -> bool:
-    """Return whether a broker accepts the properties of a message: valid text without NULs, in
-    which each nonempty part has a name and a value. No CRC covers the properties.
+    """Return whether a broker accepts the properties of a message.
+
+    Valid properties are text without NULs, in which each nonempty part has a name and a value. No
+    CRC covers the properties.
     """
     return fault(raw) is None
 

@@ -36,8 +36,8 @@ def log_as_it_is(store: Store) -> list[LogPart]:
 class LogSummary:
     """Figures of a part of the log that was read.
 
-    ``last`` and ``end``: physical offsets of the last intact message and of its end, -1 if no
-    message is intact; ``newest``: the greatest store time (ms), 0 if no message is intact.
+    ``last`` and ``end``: physical offsets of the start and end of the last intact message, -1 if no
+    message is intact. ``newest``: the greatest store time (ms), 0 if no message is intact.
     """
 
     messages: int = 0

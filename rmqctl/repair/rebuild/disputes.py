@@ -269,9 +269,11 @@ def _indexes(store: Store) -> Iterator[IndexFile]:
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
-    """Yield (number of the first entry, physical offsets, hashes, whether each entry counts) for
-    each page of an index file. The arrays include the entries before and after the page; these, and
-    overwritten entries, do not count.
+    """Yield, for each page of an index file, (number of the first entry, physical offsets, hashes,
+    flags).
+
+    A flag says whether the entry counts. The arrays include the entries before and after the page.
+    These entries and overwritten entries do not count.
     """
     count = index.header.entries
     for begin in range(0, count, _PAGE):

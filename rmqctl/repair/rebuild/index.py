@@ -129,9 +129,10 @@ def _cut(file: StoreFile, shape: IndexShape, header: IndexHeader, log_min: int) 
 
 
 def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array) -> Array:
-    """Return entries renumbered from ``number`` on, without the entries ``gone`` (their old
-    numbers, ascending). A link to a skipped entry becomes a link to the previous entry in its slot,
-    if one exists.
+    """Return entries renumbered from ``number`` on, without the entries ``gone``.
+
+    ``gone``: the old numbers of these entries, ascending. A link to a skipped entry becomes a link
+    to the previous entry in its slot, if one exists.
     """
     # For each entry the one before it in its slot: on this page, else as the table has it.
     order = np.argsort(slots, kind="stable")
@@ -149,10 +150,12 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
 
 def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
            log_min: int) -> Iterator[tuple[Array, Any]]:
-    """Yield (numbers, entries) of the leading entries with physical offsets before ``log_min``, up
-    to the first invalid entry. Overwritten entries are skipped: entries with the hash 0 (a key has
-    it with a chance of 1 in 4 billion), and entries with a lower physical offset than the previous
-    entry.
+    """Yield (numbers, entries) of the leading entries with physical offsets before ``log_min``.
+
+    The first invalid entry ends them. Overwritten entries are skipped:
+
+    * entries with the hash 0, which a key has with a chance of 1 in 4 billion
+    * entries with a lower physical offset than the previous entry
     """
     number, before = 1, -1
     with FileSource(file.path) as source:
@@ -180,14 +183,17 @@ def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
 
 
 def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
-    """Return the name that each rebuilt file gets in the store; names ascend, and all are greater
-    than ``after``.
+    """Return the name that each rebuilt file gets in the store. All names are greater than
+    ``after``.
 
-    ``built``, ``existing``: the rebuilt files and the store's files, both oldest first. A rebuilt
-    file that begins with the same message as an existing file gets that file's name. Other files
-    get the next existing name, or a name from their own store time if it is between the names of
-    their neighbours. A file that needs no change keeps its name even if names do not ascend then: a
-    broker names files by its clock, which may be set back.
+    ``built``, ``existing``: the rebuilt files and the store's files, oldest first. Names ascend,
+    and are chosen as follows:
+
+    * A rebuilt file that begins with the same message as an existing file gets that file's name.
+    * Other files get the next existing name, or a name from their own store time if it is between
+      the names of their neighbours.
+    * A file that needs no change keeps its name even if names do not ascend then. A broker names
+      files by its clock, which may be set back.
     """
     begins: dict[int, StoreFile] = {}
     for file in existing:

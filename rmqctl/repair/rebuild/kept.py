@@ -139,8 +139,9 @@ class StoreEntries:
 
 @dataclass(slots=True)
 class KeptEntries(Closing):
-    """The entries of the store at ``root``, which is opened at the first use. Threads may share
-    this object, and it may be sent to another process.
+    """The entries of the store at ``root``; the store is opened at the first use.
+
+    Threads may share this object, and it may be sent to another process.
     """
 
     root: str

@@ -81,15 +81,19 @@ class KeptHashes:
 class Rebuilt:
     """The files that a rebuild created below ``scratch``, from the log that begins at ``log_min``.
 
-    Offsets are physical offsets, times are store times in ms. ``log_end``: the end of the log;
-    ``last``: the start of its last intact message (-1 if no message is intact); ``newest``: the
-    greatest store time. ``logics_timestamp``: the store time of the last message with an entry;
-    ``index_timestamp``: the time of the newest full index file; each is 0 if no such message or
-    file exists. ``next_offsets``: the next queue offset of every queue with a message in the log
-    (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated`` count entries
-    as `Dispatcher` does. ``damage``: the skipped damage. ``void_from``: physical offset from which
-    the log was copied from another store, so that the store's own entries do not belong to it.
-    ``same``: queues of the ``store`` that need no rebuild and were not rebuilt.
+    Offsets are physical offsets, times are store times in ms.
+
+    * ``log_end``: the end of the log
+    * ``last``: the start of the last intact message, -1 if no message is intact
+    * ``newest``: the greatest store time
+    * ``logics_timestamp``: the store time of the last message with an entry, 0 if none exists
+    * ``index_timestamp``: the time of the newest full index file, 0 if none exists
+    * ``next_offsets``: the next queue offset of every selected queue with a message in the log
+    * ``gaps``, ``refused``, ``unplaceable``, ``repeated``: numbers of entries, as in `Dispatcher`
+    * ``damage``: the skipped damage
+    * ``void_from``: physical offset from which the log was copied from another store; the store's
+      own entries do not belong to it
+    * ``same``: queues of the ``store`` that were not rebuilt because they need no rebuild
     """
 
     root: str
@@ -335,8 +339,8 @@ class _Job:
     def _twin_store(self) -> Store | None:
         """Return the store whose valid queues need no rebuild; None if all queues must be rebuilt.
 
-        All must be rebuilt if the run may be continued later, because it then needs all files, and
-        for a store in use, because its files grow.
+        A run that may be continued later needs all files. A store in use must be rebuilt because
+        its files grow.
         """
         store, settings = self._store, self._settings
         if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (
@@ -424,10 +428,10 @@ def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
 
 @dataclass(slots=True)
 class RebuildProgress(LogSummary):
-    """The progress of a rebuild. ``done``: everything before this physical offset is dispatched; -1
-    before the beginning.
+    """The progress of a rebuild.
 
-    The other figures are sums over the dispatched messages; see `Rebuilt`.
+    ``done``: everything before this physical offset is dispatched; -1 before the beginning. The
+    other figures are sums over the dispatched messages; see `Rebuilt`.
     """
 
     done: int = -1

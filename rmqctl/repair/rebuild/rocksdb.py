@@ -236,9 +236,10 @@ class DatabaseWriter:
             self.last[key] = last
 
     def carry_over(self, others: RocksQueues) -> None:
-        """Copy the entries and positions of all queues that are not rebuilt from the log. Copy the
-        checkpoint as well, because the copied entries may be older than the rebuilt entries.
-        Raises: FormatError.
+        """Copy the entries and positions of all queues that are not rebuilt from the log.
+
+        The checkpoint is also copied, because the copied entries may be older than the rebuilt
+        entries. Raises: FormatError.
         """
         from rocksdict import WriteBatch
 

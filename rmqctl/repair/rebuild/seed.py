@@ -96,9 +96,9 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     """Remove the entries of messages that end after physical offset ``done`` from the scratch
     folder.
 
-    The last entries may be incomplete. In a queue with only padding, the padding may be incomplete,
-    too, and would misplace the first entry, so it is removed. Removed entries are rebuilt. Raises:
-    StoreIOError.
+    The last entries may be incomplete. In a queue with only padding, the padding may also be
+    incomplete and would misplace the first entry; it is removed, too. Removed entries are rebuilt.
+    Raises: StoreIOError.
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
@@ -153,10 +153,11 @@ def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
 
 
 def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None:
-    """Copy the store's entries of expired messages over the padding entries of the rebuilt queues,
-    and the store's bytes before the first rebuilt extension unit.
+    """Copy data of expired messages from the store to the rebuilt queues.
 
-    Repeating this changes nothing. Raises: StoreIOError.
+    The store's entries of expired messages replace the padding entries. The store's extension units
+    before the first rebuilt unit are copied, too. Repeating this changes nothing. Raises:
+    StoreIOError.
     """
     if not log_min:
         return
@@ -292,8 +293,9 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """Return (byte offset, unit) of the next matching unit; (0, None) if no unit matches. The
-        first unit may be anywhere in the queue.
+        """Return (byte offset, unit) of the next matching unit; (0, None) if no unit matches.
+
+        The first unit may be anywhere in the queue.
         """
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:

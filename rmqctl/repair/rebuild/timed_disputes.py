@@ -1,14 +1,14 @@
 """Find timed messages whose REAL_TOPIC does not match the hash in their unit of the timer log.
 
-No CRC covers properties, and a broker delivers a timed message to its REAL_TOPIC. The unit was
-written when the message was intact, so a rebuild of the timer log from a damaged REAL_TOPIC would
+A broker delivers a timed message to its REAL_TOPIC, but no CRC covers properties. The unit was
+written when the message was intact. A rebuild of the timer log from a damaged REAL_TOPIC would
 destroy the only proof of its value. If physical offset and size in the unit match the message,
 there are three cases:
 
 * If the REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the
   hash in the unit, the message is corrected.
 * If the REAL_TOPIC exists, and no such change is possible, the unit is rebuilt.
-* All other cases are undecided, and neither the message nor the unit is changed.
+* All other cases are undecided: neither the message nor the unit is changed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _REASON = "its unit in the timer log has the hash of this topic"
 class TimedDisputes:
     """Disputes between timed messages and their units.
 
-    ``corrected``: corrected bytes, with which messages match their units; ``topics``: corrected
-    topics of these messages, by physical offset; ``open``: physical offsets of messages in
+    ``corrected``: corrected bytes; with them, messages match their units. ``topics``: corrected
+    topics of these messages, by physical offset. ``open``: physical offsets of messages in
     undecided disputes.
     """
 

@@ -99,8 +99,9 @@ def group_of(path: str) -> str | None:
 
 
 def instead(path: str) -> str:
-    """Return a sentence that describes how a client reacts if it cannot read the file; "" if the
-    file is a backup.
+    """Return a sentence that describes how a client reacts if it cannot read the file.
+
+    Return "" if the file is a backup.
     """
     if path.endswith(BACKUP):
         return ""

@@ -24,10 +24,10 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
     """Return the committed offsets of a store (its folder) or of one file.
 
     The file is ``consumerOffset.json``, its backup, ``lmqConsumerOffset.json``, output of `offsets
-    export`, or a client's ``offsets.json``. A client's file is read for ``group`` (None: the group
-    that its folder names) and the queues of one ``broker``.
+    export`, or a client's ``offsets.json``. From a client's file, only the queues of one ``broker``
+    are read, for ``group`` (None: the group that its folder names).
 
-    Raises: RefusedError for any other file or one without readable content, StoreIOError.
+    Raises: StoreIOError; RefusedError for other files and for files without readable content.
     """
     if vfs.isdir(path):
         with Store.open(path) as store:

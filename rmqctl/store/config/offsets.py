@@ -1,8 +1,8 @@
 """The lag of consumer groups, computed as a broker does (spec: checkpoint-and-small-files.md §6).
 
-For each read queue of a topic: the queue's max offset minus the committed offset; a queue without a
-commit counts from 0. The queue's min offset is not considered, and a negative difference is added
-unchanged. Delay levels are shown as a separate group, ``(delay)``.
+For each read queue of a topic, the lag is the queue's max offset minus the committed offset. A
+queue without a commit counts from 0. The queue's min offset is not considered, and a negative
+difference is added unchanged. Delay levels are shown as a separate group, ``(delay)``.
 """
 
 from __future__ import annotations

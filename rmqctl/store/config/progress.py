@@ -1,6 +1,6 @@
 """The progress of consumer groups and of the delay service, from ``config/``.
 
-It is the basis for predicting how a startup or a repair affects consumers.
+Used to predict how a startup or a repair affects consumers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """The progress of all consumer groups. ``delayed``: for each queue id of the schedule topic,
-    the offset of the delay service.
+    """The progress of all consumer groups.
 
-    ``timer_read`` is the time (ms) up to which timer messages were delivered; None without a timer.
+    ``delayed``: for each queue id of the schedule topic, the offset of the delay service.
+    ``timer_read``: the time (ms) up to which timer messages were delivered; None without a timer.
     """
 
     commits: tuple[Commit, ...]

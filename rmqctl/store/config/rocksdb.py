@@ -31,11 +31,11 @@ _SHOWN = 60
 
 @dataclass(slots=True)
 class ConfigPart:
-    """The part of a database that replaces one file. ``folder`` is relative to the store's root.
+    """The part of a database that replaces one file.
 
-    ``value`` is None if nothing can be read; then either ``missing`` is set or ``reason`` is the
-    cause. If only a part can be read, ``reason`` describes the damage. ``faults`` describes the
-    entries that were omitted.
+    ``folder`` is relative to the store's root. ``value`` is None if nothing can be read; the cause
+    is then ``missing`` or ``reason``. If only a part can be read, ``reason`` describes the damage.
+    ``faults`` describes the omitted entries.
     """
 
     folder: str

@@ -64,14 +64,17 @@ def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
 
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
             ) -> tuple[list[str | None], list[str]]:
-    """Match stores to the entries of a consumer offsets file. Return, for each store, the name of
-    its entry (None if it has no entry); and warnings.
-    Raises: UsageError if a store's entry cannot be determined.
+    """Match stores to the entries of a consumer offsets file.
 
-    An entry's name consists of a broker's name, a space and a path. An entry without records
-    (written by an older version) belongs to the store at its path. An entry with records belongs to
-    a store whose log contains one of these records. If several entries or stores fit, those with
-    the same name are matched first, then those with the same path; the rest must be unambiguous.
+    Return, for each store, the name of its entry (None if it has no entry); and warnings. An
+    entry's name consists of a broker's name, a space and a path.
+
+    * An entry with records belongs to a store whose log contains one of these records.
+    * An entry without records (written by an older version) belongs to the store at its path.
+    * If several entries or stores fit, those with the same name are matched first, then those with
+      the same path; the rest must be unambiguous.
+
+    Raises: UsageError if a store's entry cannot be determined.
     """
     # Find the entries that may belong to each store.
     candidates: list[list[str]] = []

@@ -11,8 +11,9 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
 
 
 class Line(NamedTuple):
-    """The key of a line: all requests with the same key wait in the same line. ``notice``: whether
-    the requests ask for a notification only, not for messages.
+    """The key of a line: all requests with the same key wait in the same line.
+
+    ``notice``: whether the requests ask for a notification only, not for messages.
     """
 
     group: str
@@ -25,8 +26,10 @@ class Line(NamedTuple):
 
 
 class WaitingLines:
-    """Lines of waiting requests, each in order of arrival. Only the first request of a line is
-    notified of new messages; when it leaves the line, the next request checks for messages.
+    """Lines of waiting requests, each in order of arrival.
+
+    Only the first request of a line is notified of new messages. When this request leaves the line,
+    the next request checks for messages.
     """
 
     def __init__(self, broker: Broker) -> None:

@@ -1,8 +1,8 @@
 """In-memory queues for messages that consumers send back to a read-only server.
 
-The ids of these queues are higher than the ids of stored queues, and the physical offsets of their
-messages are higher than in any log. So a client can also send back messages that it received from
-these queues.
+The ids of these queues are higher than the ids of stored queues. The physical offsets of their
+messages are higher than in any log. A client can therefore also send back messages from these
+queues.
 """
 
 from __future__ import annotations

@@ -154,8 +154,10 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Schedule the next check for messages: when the request expires, or, for the first request
-        in its line, earlier if a message may become visible again before that.
+        """Schedule the next check for messages, at the latest when the request expires.
+
+        For the first request in its line, the check is earlier if a message may become visible
+        again.
         """
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):

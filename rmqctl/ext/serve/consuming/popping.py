@@ -65,9 +65,10 @@ class InFlight:
 
 @dataclass(slots=True)
 class _PopQueue:
-    """The state of a queue for a group. ``next``: the next queue offset to read; ``flights``:
-    messages in flight by queue offset, in order; ``attempt``: the `PopRequest.attempt` of the
-    latest delivery.
+    """The state of a queue for a group.
+
+    ``next``: the next queue offset to read. ``flights``: messages in flight by queue offset, in
+    order. ``attempt``: the `PopRequest.attempt` of the latest delivery.
     """
 
     next: int
@@ -78,7 +79,8 @@ class _PopQueue:
 
 class Receipt(NamedTuple):
     """The receipt with which a client acknowledges a message: queue, queue offset, and a number.
-    The number is the time (ms) at which the message was delivered or last hidden; it increases with
+
+    The number is the time (ms) at which the message was delivered or last hidden. It increases with
     each delivery.
     """
 
@@ -279,8 +281,10 @@ class GroupDeliveries:
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
                   ) -> Iterator[DeliveredMessage]:
-        """Yield the unacknowledged messages of a queue, in order. Yield nothing if one of them is
-        still invisible, unless the request repeats the latest attempt.
+        """Yield the unacknowledged messages of a queue, in order.
+
+        Yield nothing if a message is still invisible, unless the request repeats the latest
+        attempt.
         """
         now = time.monotonic()
         is_same = _is_same(queue, wish.attempt)

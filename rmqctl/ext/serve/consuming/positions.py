@@ -108,9 +108,10 @@ class Positions:
 
 
 class PositionsFile:
-    """The consumer offsets of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …,
-    "records": …}}``. The log records in ``records`` identify the store (`anchors`); the name is
-    only for people to read.
+    """The consumer offsets of several brokers in one file.
+
+    Its form is ``{"BROKER STORE": {"offsetTable": …, "records": …}}``. The log records in
+    ``records`` identify the store (`anchors`); the name is only for people to read.
     """
 
     def __init__(self, path: str) -> None:

@@ -215,8 +215,9 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Check for messages and answer the request. Do not answer if there are no messages and the
-        request may continue to wait (``may_wait``).
+        """Check for messages and answer the request.
+
+        If no messages exist and the request may continue to wait (``may_wait``), do not answer.
         """
 
 

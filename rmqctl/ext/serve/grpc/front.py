@@ -2,9 +2,9 @@
 
 The core does not limit all memory that clients can use: for header fields before its settings are
 acknowledged, for requests that are never completed, and for calls that arrive faster than they
-start. So clients connect to this module, which opens a separate connection to the core for each
-client. It forwards frames unchanged, a few at a time, so that requests of other clients are served
-too.
+start. Therefore clients connect to this module, which opens a separate connection to the core for
+each client. Frames are forwarded unchanged, a few at a time, to serve requests of other clients in
+between.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _SMALL = 64
 content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Limits of a connection's small frames and resets: frames per second, frames at once, and the
-pause in seconds after exceeding these limits.
+"""Limits of a connection's small frames and resets. ``_SMALL_RATE``: frames per second.
+``_MAX_SMALL``: frames at once. ``_PAUSE_S``: pause in seconds after a limit is exceeded.
 """
 
 
@@ -141,8 +141,8 @@ class Front:
         self._folder = tempfile.mkdtemp(prefix="rmqctl-grpc-")
         self.core = os.path.join(self._folder, "core")
         self.pipes: dict[str, Pipe] = {}
-        """Connections of clients, by the name of the socket that connects each to the core: the
-        core reports this name as the peer.
+        """Connections of clients, by the name of the socket that connects each of them to the core.
+        The core reports this name as the peer.
         """
         self._ended: deque[asyncio.Transport] = deque()
         self._numbers = count(1)

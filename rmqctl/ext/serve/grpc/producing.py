@@ -103,8 +103,9 @@ def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], order
 
 
 def _bucket(key: int, buckets: int) -> int:
-    """Return the bucket for a key by jump consistent hash (Lamping and Veach). Proxies map message
-    groups to queues in this way.
+    """Return the bucket for a key by jump consistent hash (Lamping and Veach).
+
+    Proxies map message groups to queues with this hash.
     """
     state, bucket, following = key & _U64, 0, 0
     while following < buckets:

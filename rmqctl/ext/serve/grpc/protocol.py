@@ -1,11 +1,14 @@
-"""The protobuf messages of ``apache.rocketmq.v2`` as a table, and their classes (spec: remoting.md
-§7).
+"""The protobuf messages of ``apache.rocketmq.v2`` as a table, and their classes.
 
-Each line of the table contains the name of a message and its fields: ``name=number`` for a text
-field, ``name:kind=number`` for any other field; ``*`` before the kind marks a repeated field, ``?``
-an optional field. Enumerations are declared as numbers, as on the wire. The classes are in a
-separate descriptor pool, so that they do not collide with the classes of a client in the same
-process.
+Spec: remoting.md §7. Each line has the name of a message and its fields:
+
+* ``name=number``: a text field
+* ``name:kind=number``: any other field
+* ``*`` before the kind: a repeated field
+* ``?`` before the kind: an optional field
+
+Enumerations are declared as numbers, as on the wire. The classes are in a separate descriptor pool
+to avoid collisions with the classes of a client in the same process.
 """
 
 from __future__ import annotations

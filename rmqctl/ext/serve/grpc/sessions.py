@@ -35,8 +35,8 @@ AWAY_S = 30.0
 _TURN_S = 0.02
 _MAX_NAME = 255
 _MAX_ENTRIES, _ENTRY = 10_000, 100
-"""Maximum number of topics and addresses in a client's settings, and the memory in bytes that each
-of them needs in addition to its text.
+"""Maximum number of topics and addresses in a client's settings, and memory in bytes that each of
+them needs besides its text.
 """
 _MAX_UNSENT = 1 << 20
 """Maximum approximate memory, in bytes, for commands that wait to be sent to a client; the first
@@ -246,8 +246,10 @@ def most_attempts(brokers: Iterable[Broker], group: str) -> int:
 
 
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's retry policy for clients: the times between attempts according to the
-    group's ``groupRetryPolicy``, or default times if this policy is missing or invalid.
+    """Return a group's retry policy for clients: the times between attempts.
+
+    The times are those of the group's ``groupRetryPolicy``, or default times if this policy is
+    missing or invalid.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}

@@ -193,9 +193,11 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Mark as processed all op messages before the first one that refers to a half message at
-        or after the queue offset ``half``. References to offsets after the end of the half queue
-        are ignored, because no broker writes them.
+        """Mark op messages as processed, up to the first that refers to a half message at or after
+        ``half``.
+
+        ``half`` is a queue offset. References to offsets after the end of the half queue are
+        ignored, because no broker writes them.
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):

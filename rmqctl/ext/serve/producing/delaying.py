@@ -27,8 +27,10 @@ _AGAIN_MS = 5000
 
 @dataclass(slots=True)
 class Delays:
-    """The delay levels of a store. ``done``: for each level, the queue offset in its schedule queue
-    before which all messages were delivered.
+    """The delay levels of a store.
+
+    ``done``: for each level, the queue offset in its schedule queue before which all messages were
+    delivered.
     """
 
     writer: Writer

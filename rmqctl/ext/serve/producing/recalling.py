@@ -20,8 +20,8 @@ from rmqctl.parse_values import now_ms
 
 _TAG = "_RECALL_TAG_"
 _MAX_HANDLE = 64 << 10
-"""Maximum length of a recall handle in characters. A handle contains a topic and a key, which fit
-into 32 KiB of properties.
+"""Maximum length of a recall handle in characters. A handle contains a topic and a key, which
+together fit into 32 KiB of properties.
 """
 
 

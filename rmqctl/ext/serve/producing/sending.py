@@ -110,8 +110,9 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Return whether a consumer sends a message for retry as clients before 4.6.1 do: such a
-    message still has the transaction flags of the original message.
+    """Return whether a consumer sends a message for retry as clients before 4.6.1 do.
+
+    Such a message still has the transaction flags of the original message.
     """
     try:
         return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
@@ -132,9 +133,10 @@ def _transaction_id(properties: str) -> dict[str, str]:
 
 
 def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
-    """Return the topic and properties of a message that a consumer sends to its retry topic itself,
-    because sending the message back failed. After too many attempts, the topic is the dead-letter
-    topic.
+    """Return the topic and properties of a message that a consumer sends to its retry topic itself.
+
+    The consumer does this because sending the message back failed. After too many attempts, the
+    topic is the dead-letter topic.
     """
     topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)

@@ -1,9 +1,10 @@
-"""The files of the timer (wheel, log and progress), written as by a 5.x broker, so that a broker
-can continue with them (spec: timer-and-others-5x.md §1.2 to §1.5).
+"""The files of the timer (wheel, log and progress), written as by a 5.x broker.
 
-Each waiting message has a unit (an entry) in the timer log; each slot of the wheel points to the
-slot's newest unit. The process may be killed at any time: a unit is written before the slot that
-points to it, and slots that were not written are restored from the log.
+A broker can continue with these files. Each waiting message has a unit (an entry) in the timer log.
+Each slot of the wheel points to the slot's newest unit.
+
+The process may be killed at any time. A unit is written before the slot that points to it. Slots
+that were not written are restored from the log. Spec: timer-and-others-5x.md §1.2 to §1.5.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ _PAGE, _CHUNK = 1 << 14, 1 << 20
 
 
 class OpenTimerFiles:
-    """The open files of a timer, until `close`. ``read``: the time (ms) of the next slot to
-    process; ``queue``: the queue offset of the first message in the timer topic that has no unit
-    yet; ``end``: the end of the timer log.
+    """The open files of a timer, until `close`.
+
+    ``read``: the time (ms) of the next slot to process. ``queue``: the queue offset of the first
+    message in the timer topic that has no unit yet. ``end``: the end of the timer log.
     """
 
     def __init__(self, store: Store, precision: int) -> None:

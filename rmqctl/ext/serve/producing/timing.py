@@ -246,6 +246,7 @@ class Timers:
 
     def _due(self, unit: UnitRecord, record: Record) -> Outgoing | None:
         """Return the message to store for a unit: in its own queue, or in the timer topic again.
+
         Return None if the message was recalled, or has no valid original queue.
         """
         profile = self.writer.settings.profile

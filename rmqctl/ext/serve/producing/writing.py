@@ -138,9 +138,11 @@ class TailQueue:
 
 
 class Writer:
-    """Stores messages in an open store. ``arrived`` is called with each queue that got messages,
-    ``scheduled`` with the level of each delayed message, ``timed`` for each timed message.
-    ``received``: number of messages by the topic to which they were sent.
+    """Stores messages in an open store.
+
+    ``arrived`` is called with each queue that got messages, ``scheduled`` with the level of each
+    delayed message, ``timed`` for each timed message. ``received``: number of messages by the topic
+    to which they were sent.
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups,

@@ -1,8 +1,7 @@
-"""Commands (requests and responses): read from frames, and written to frames (spec: remoting.md
-§1.2, §1.3).
+"""Commands (requests and responses): read from frames, and written to frames.
 
-Reading is lenient, because clients in different languages write differently. Writing produces
-strict JSON, which all clients can read.
+Spec: remoting.md §1.2, §1.3. Reading is lenient, because clients in different languages write
+differently. Writing produces strict JSON, which all clients can read.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _LENIENT = 1 << 20
 """Maximum size in bytes of JSON that may be lenient, as fastjson writes it."""
 _BARE_KEY = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
-"""Matches a quoted text or a word. A word before a colon is a key, because old versions of fastjson
-write keys without quotes. The pattern also matches unterminated texts and other words completely:
-starting again at each of their bytes would take quadratic time.
+"""Matches a quoted text or a word. A word before a colon is a key: old versions of fastjson write
+keys without quotes. Unterminated texts and other words are matched completely, because starting
+again at each byte would take quadratic time.
 """
 
 

@@ -1,5 +1,4 @@
-"""Frames of the remoting protocol: reading them from a byte stream, and building them (spec:
-remoting.md §1).
+"""Frames of the remoting protocol: read from a byte stream, and built (spec: remoting.md §1).
 
 A frame consists of its length, the length and kind of its header, the header, and a body.
 """

@@ -87,8 +87,10 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """Return the configurations of all groups. A group that has consumer offsets or connected
-    members, but no configuration, has default settings: a broker would create it with these.
+    """Return the configurations of all groups.
+
+    A group without configuration that has consumer offsets or connected members has default
+    settings, with which a broker would create it.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -152,9 +154,10 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """Answer with the settings that a broker on this store would have: settings of the store as
-    determined from its files, and a broker's defaults for all others. (The tool `exportConfigs`
-    requests them.)
+    """Answer with the settings that a broker on this store would have.
+
+    Some are determined from the store's files; all others are a broker's defaults. (The tool
+    `exportConfigs` requests the settings.)
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
@@ -187,8 +190,9 @@ def namesrv_config(broker: Broker, _call: Call) -> Response:
 
 
 def _disk_ratio(path: str) -> float:
-    """Return the used share (0 to 1) of a file system, as a broker computes it: relative to the
-    space not reserved for root, and rounded up to whole percents; -1 if unknown.
+    """Return the used share (0 to 1) of a file system as a broker computes it; -1 if unknown.
+
+    The share is relative to the space not reserved for root, and rounded up to whole percents.
     """
     try:
         usage = shutil.disk_usage(path)

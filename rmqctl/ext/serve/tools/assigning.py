@@ -67,9 +67,11 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """Return the queues from which a client of a POP group reads: those that `share` assigns to it
-    and to the next ``shared`` clients. If these are all queues, or if ``shared`` is not positive,
-    return one entry for each broker, which means any of its queues.
+    """Return the queues from which a client of a POP group reads.
+
+    These are the queues that `share` assigns to the client and to the next ``shared`` clients. If
+    these are all queues, or if ``shared`` is not positive, return one entry for each broker. Such
+    an entry means any queue of the broker.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}
@@ -100,8 +102,9 @@ def _read(entry: dict[str, Any]) -> Mode:
 
 
 def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the request modes in the store, for all topics or for one: topic -> group -> mode as a
-    JSON object. Invalid objects are omitted.
+    """Return the request modes in the store: topic -> group -> mode as a JSON object.
+
+    ``wanted``: only this topic. Invalid objects are omitted.
     """
     config = broker.source.config(_FILE)
     value = None if config is None else config.value

@@ -192,9 +192,10 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """Answer with the lowest consumer offset in each queue of a topic, over all groups that
-    ``filterGroups`` does not exclude. If the consumer offset of ``compareGroup`` in a queue is even
-    lower, answer with the maximum integer for this queue.
+    """Answer with the lowest consumer offset in each queue of a topic.
+
+    Groups in ``filterGroups`` are excluded. If the consumer offset of ``compareGroup`` in a queue
+    is even lower, answer with the maximum integer for this queue.
     """
     wanted = call.fields
     left_out = set((wanted["filterGroups"] or "").split(","))
