@@ -1,5 +1,6 @@
-"""The dispatcher writes the consume queue and index entries of the log's records, as a broker does
-(spec: recovery.md §6, consumequeue.md §3-§10, index.md §5-§7).
+"""The dispatcher writes the consume queue and index entries of the log's records, as a broker does.
+
+Spec: recovery.md §6, consumequeue.md §3-§10, index.md §5-§7.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class TwinFiles(QueueFiles):
         super()._write(data, position)
 
     def _older(self, twin: FileQueue, base: int) -> int:
-        """Return the number of files at the start of the twin that are before ``base`` and contain
-        only entries of expired messages.
+        """Return how many files at the start of the twin are before ``base`` and have only expired
+        entries.
         """
         for number, file in enumerate(twin.files):
             last = twin.unit(layout.queue_offset(file.end) - 1) if file.base < base and (

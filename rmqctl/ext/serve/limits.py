@@ -1,11 +1,11 @@
 """Limits of clients: bytes and connections, and which connection is closed when a limit is reached.
 
-When all connections together reach a limit, the client address that uses the most loses a
-connection: the one that has held its bytes for the longest time. A client that sends and reads at
-an ordinary pace never loses its connection.
+When all connections together reach a limit, the client address that uses the most loses the
+connection that has held its bytes for the longest time. A client that sends and reads at an
+ordinary pace never loses its connection.
 
-One address may use everything that other addresses do not need (many clients can share an address).
-It cannot displace others while it uses more than they do.
+Many clients can share an address. An address may use everything that other addresses do not need.
+While an address uses more than others, it cannot displace them.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Shared:
     def make_room(self, holders: Iterable[Holder]) -> None:
         """Close connections until enough bytes are free.
 
-        Each time, close the connection that has held its bytes for the longest time, of the address
-        that holds the most bytes.
+        Each time, choose the address that holds the most bytes, and close its connection that has
+        held bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
         for holder in sorted(holders, key=lambda holder: -holder.held_since):
@@ -235,7 +235,7 @@ class Quota:
     def has_room(self, host: str, weight: int = 1) -> bool:
         """Return whether an address may add ``weight`` to its use of the quota.
 
-        If the quota is nearly used up, each address may use at most an equal share, and one share
+        If the quota is nearly used up, each address may use at most an equal share. One more share
         is kept free for a new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight

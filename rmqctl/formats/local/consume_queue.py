@@ -77,10 +77,10 @@ def queue_offset(byte: int) -> int:
 
 def tags_code(topic: str, properties: Mapping[str, str], store_timestamp: int,
               levels: delay.Levels = delay.DEFAULT_LEVELS) -> int:
-    """Return the tags code that a broker computes for a record: the hash of the tags, or the
-    deliver time of a delayed message.
+    """Return the tags code that a broker computes for a record.
 
-    Raises: ValueError if a broker treats the record as invalid (a DELAY that is not a number).
+    This is the hash of the tags, or the deliver time of a delayed message. Raises: ValueError if a
+    broker treats the record as invalid (a DELAY that is not a number).
     """
     level = properties.get(props.DELAY)
     if topic == props.SCHEDULE_TOPIC and level is not None:

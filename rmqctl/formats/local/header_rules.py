@@ -2,8 +2,8 @@
 
 The rules are plain comparisons. They accept the values of one record, or columns of many records.
 
-Values that a producer or an unusual machine may cause are not faults: port 0, any host, a clock
-that was set back or is wrong by some months, flags that only older brokers wrote.
+A producer or an unusual machine may cause unusual values that are not faults: port 0, any host,
+flags that only older brokers wrote, a clock that was set back or is wrong by some months.
 """
 
 from __future__ import annotations

@@ -4,14 +4,13 @@ No CRC covers properties. An entry was written when the message was intact. A re
 property would destroy the only proof of its value. If an entry points to a message but has another
 hash, the cases are:
 
-* Exactly one change of one byte of the property explains the hash, and the entry is proven: the
-  message is corrected.
+* One changed byte of the property explains the hash, no other change does, and the entry is proven.
+  The message is corrected.
 * One changed byte of the hash in the entry explains the difference, and no change of the message
-  does: the entry is corrected.
-* A change of the message explains the difference, but several such changes are possible, a change
-  of the entry explains it as well, or the entry is not proven: neither message nor entry is
-  changed.
-* No such change exists, but the entry is right: neither message nor entry is changed. The entry is
+  does. The entry is corrected.
+* A change of the message explains the difference, but the entry is not proven, or another change of
+  message or entry explains it as well. The case is undecided: neither message nor entry is changed.
+* No such change exists, but the entry is right. Neither message nor entry is changed. The entry is
   right if the index has another key of the message. The entry is also right if the index entry has
   the message's store time and the queue has the message's entry.
 * All other entries belong to another message, from another history of the log, and are rebuilt.

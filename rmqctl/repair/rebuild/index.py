@@ -190,8 +190,8 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
     and are chosen as follows:
 
     * A rebuilt file that begins with the same message as an existing file gets that file's name.
-    * Other files get the next existing name, or a name from their own store time if it is between
-      the names of their neighbours.
+    * Other files get the next existing name. If it is not between the names of their neighbours,
+      they get a name from their own store time, or else the lowest name after the previous file.
     * A file that needs no change keeps its name even if names do not ascend then. A broker names
       files by its clock, which may be set back.
     """

@@ -4,10 +4,14 @@ The engine's dispatcher writes the files. Their bytes are the same as if a broke
 log from its first to its last message. `rmqctl.repair.rebuild.steps` compares these files with the
 store's files.
 
-Some data is not in the log and is taken from the store: entries of expired messages, filter bit
-maps (if the extension files exist), names of index files. Damage in the log is skipped. An entry
-whose queue offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md
-§4), and is counted in ``gaps``.
+Some data is not in the log, and is taken from the store:
+
+* entries of expired messages
+* filter bit maps, if the extension files exist
+* names of index files
+
+Damage in the log is skipped. An entry whose queue offset leaves a gap is put at the queue's end, as
+a broker does, and is counted in ``gaps`` (spec: consumequeue.md §4).
 
 A small file in the scratch folder records the progress of a rebuild. With this file, the rebuild
 can be continued. The files are fsynced only when a run ends. They are therefore trusted after a

@@ -5,9 +5,9 @@ written when the message was intact. A rebuild of the timer log from a damaged R
 destroy the only proof of its value. If physical offset and size in the unit match the message,
 there are three cases:
 
-* If the REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the
-  hash in the unit, the message is corrected.
-* If the REAL_TOPIC exists, and no such change is possible, the unit is rebuilt.
+* The REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the hash
+  in the unit: the message is corrected.
+* The REAL_TOPIC exists, and no such change is possible: the unit is rebuilt.
 * All other cases are undecided: neither the message nor the unit is changed.
 """
 

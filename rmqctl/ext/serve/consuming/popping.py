@@ -492,8 +492,8 @@ class Pops:
     def may_fly(self, of_this: GroupDeliveries) -> bool:
         """Return whether one more message may be delivered.
 
-        If too many messages are in flight, the group whose last request is oldest is forgotten, if
-        the invisible times of all its messages are over. This is repeated until there is space.
+        While too many messages are in flight, forget the group whose last request is the oldest. A
+        group is only forgotten if the invisible times of all its messages are over.
         """
         while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))

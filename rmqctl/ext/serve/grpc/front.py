@@ -1,9 +1,13 @@
 """A proxy in front of the gRPC library (the *core*) that checks every HTTP/2 frame from clients.
 
-The core does not limit all memory that clients can use: for header fields before its settings are
-acknowledged, for requests that are never completed, and for calls that arrive faster than they
-start. Therefore clients connect to this module, which opens a separate connection to the core for
-each client. Frames are forwarded unchanged, a few at a time, to serve requests of other clients in
+The core does not limit the memory that clients can use for:
+
+* header fields before the core's settings are acknowledged
+* requests that are never completed
+* calls that arrive faster than they start
+
+Therefore clients connect to this module, which opens a separate connection to the core for each
+client. Frames are forwarded unchanged, a few at a time. Requests of other clients are served in
 between.
 """
 
@@ -604,8 +608,8 @@ class Pipe(asyncio.Protocol):
     def is_stale(self, now: float) -> bool:
         """Return whether the client is too slow.
 
-        A slow client has not acknowledged the settings in time, or has stalled for too long in the
-        middle of a request or response. (Idle connections without calls are closed by the core.)
+        A slow client has not acknowledged the settings in time, or has stalled in the middle of a
+        request or response. (Idle connections without calls are closed by the core.)
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

@@ -228,8 +228,8 @@ def _fields() -> tuple[bytes, int]:
 def _form(*, says_key: bool) -> str:
     """Return the header of a response as a format string for six values.
 
-    The values are the first digits of the message id, the physical offset, the queue id, the queue
-    offset, the unique key, and ``opaque``.
+    In order: first digits of the message id, physical offset, queue id, queue offset, unique key,
+    ``opaque``.
     """
     ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
            "transactionId": "@key"}

@@ -140,9 +140,10 @@ class TailQueue:
 class Writer:
     """Stores messages in an open store.
 
-    ``arrived`` is called with each queue that got messages, ``scheduled`` with the level of each
-    delayed message, ``timed`` for each timed message. ``received``: number of messages by the topic
-    to which they were sent.
+    * ``arrived``: called with each queue that got messages
+    * ``scheduled``: called with the level of each delayed message
+    * ``timed``: called for each timed message
+    * ``received``: number of messages by the topic to which they were sent
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups,

@@ -171,10 +171,10 @@ def subscription(broker: Broker, call: Call) -> Response:
 
 
 def time_span(broker: Broker, call: Call) -> Response:
-    """Answer with store times for each queue of a topic.
+    """Answer with the store times of three messages in each queue of a topic.
 
-    These are the store times of the first and last messages of the queue, and of the last message
-    that a group consumed.
+    These are the first and the last message of the queue, and the last message that a group
+    consumed.
     """
     name, group = call.fields["topic"], call.fields["group"]
     spans = []
