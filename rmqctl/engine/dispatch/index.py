@@ -307,7 +307,7 @@ def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]
 
 
 def last_hashes(paths: list[str], shape: IndexShape, physical: int) -> list[int]:
-    """Return the key hashes of the last index entries, if they point to ``physical``; oldest first.
+    """Return the key hashes of the last index entries that point to ``physical``, oldest first.
 
     ``paths``: the index files, oldest first. The entries of a message may be in several files.
     """

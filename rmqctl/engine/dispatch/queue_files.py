@@ -1,4 +1,5 @@
-"""The files of queues, written by position, and the common parts of the writers of queues.
+"""The files of queues, written by position, and the code that writers of plain and batch queues
+share.
 
 The number of open descriptors is limited, and files to be fsynced are remembered. Every failed call
 raises a StoreIOError that names the file and the operation.
@@ -57,9 +58,8 @@ class FilePool:
     def create(self, path: str, size: int) -> None:
         """Create a sparse file of ``size`` zero bytes, and its folders.
 
-        An existing file of that size is used unchanged. An empty file is extended, because a
-        process was killed before it extended the file. Raises: RefusedError for any other existing
-        file.
+        An existing file of that size is used unchanged. An empty file is extended: the process that
+        created it was killed too early. Raises: RefusedError for any other existing file.
         """
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -279,8 +279,8 @@ class QueueFiles:
     def wipe(self) -> None:
         """Remove the units of records that are no longer in the log.
 
-        A broker keeps such units. Once the log has grown beyond the offsets in these units, it uses
-        them as entries.
+        A broker keeps such units, and uses them as entries once the log has grown beyond their
+        offsets.
         """
         self._clear()
         if self.base is not None and self._stale > self.position:

@@ -38,9 +38,9 @@ once.
 class Limits:
     """The limits of clients, in bytes and seconds.
 
-    ``held`` limits the bytes of incomplete frames of all connections together. ``unsent_in_all``
-    limits the bytes of responses that clients have not read. ``part``: the maximum share (0 to 1)
-    of each limit that one address may use.
+    For all connections together, ``held`` limits the bytes of incomplete frames, and
+    ``unsent_in_all`` limits the bytes of unread responses. ``part``: the maximum share (0 to 1) of
+    each limit that one address may use.
     """
 
     connections: int = 1000
@@ -88,10 +88,10 @@ class Holder(Protocol):
         """Remove the connection from the server, before the event loop reports its end."""
 
     def spare_since(self) -> float | None:
-        """Return since when the connection is idle (monotonic seconds).
+        """Return the time at which the connection became idle (monotonic seconds).
 
-        An idle connection neither receives data nor expects a response. Return 0 before its first
-        request, and None while the connection waits for a response.
+        An idle connection neither receives data nor expects a response. Return 0 before the
+        connection's first request, and None while the connection waits for a response.
         """
         ...
 
@@ -162,8 +162,9 @@ class AddressConnections:
         """Give a place to a new connection. Return False if this is impossible.
 
         If the newcomer's address has reached its share, an idle connection of this address is
-        closed. If all places are taken, an idle connection is closed whose address has at least as
-        many connections as the newcomer's. Addresses with the most connections are searched first.
+        closed. If all places are taken, an idle connection of an address with at least as many
+        connections as the newcomer's is closed. Addresses with the most connections are searched
+        first.
 
         If these addresses have no idle connection, the address with the most connections may lose
         the connection that was silent longest. This happens in two cases:

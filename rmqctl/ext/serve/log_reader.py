@@ -66,7 +66,7 @@ def is_whole(data: memoryview, physical: int) -> bool:
 class LogReader:
     """The records of one log, by physical offset.
 
-    ``end``: physical offset at which the log ends in this view; None if this is not limited.
+    ``end``: physical offset at which the log ends in this view; None for no limit.
     """
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
@@ -74,9 +74,8 @@ class LogReader:
         self._windows: OrderedDict[int, None] = OrderedDict()
         """The numbers of the mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
-        """``_given_up``: windows released, ``_rows``: mapped entries read; both since the last
-        check of whether mapping is faster. ``_unmapped``: entries that are still to be read without
-        mapping.
+        """Number of windows released and number of mapped entries read since the last check of
+        whether mapping is faster; number of entries still to be read without mapping.
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:

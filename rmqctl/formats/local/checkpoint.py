@@ -51,8 +51,8 @@ class CheckpointRecord(NamedTuple):
         return min(self.min_timestamp, self.index_msg_timestamp)
 
     def knows_later(self, newest: int | None, begin: int) -> bool:
-        """Return whether the checkpoint shows that messages after the log's newest message were
-        written.
+        """Return whether the checkpoint shows that a message was written after the log's newest
+        message.
 
         The times of the log and of the consume queues must both show this, because a single time
         may be damaged.

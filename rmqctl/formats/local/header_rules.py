@@ -106,8 +106,8 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
     """Return whether a store time (ms) is impossible compared with the times of its neighbors.
 
-    Impossible are times before brokers existed, and times years after both neighbors. If all three
-    times come from a wrong clock, nothing is reported.
+    A time is impossible if it is before brokers existed, or years after both neighbors. If all
+    three times come from a wrong clock, nothing is reported.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.

@@ -1,7 +1,7 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-The numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. From
-the file size, one of the two numbers follows from the other.
+The numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them.
+Together with the file size, one number determines the other.
 
 `candidates` yields common configurations. Their number is bounded, which limits the search for a
 damaged header to seconds.

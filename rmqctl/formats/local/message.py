@@ -1,8 +1,11 @@
 """The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
 
-`Message` is the declaration. Records are read by `parse` (construct: slow, exact, errors name the
-field) or `decode` (a compiled struct derived by `layout`). `parse` and `decode` return a `Record`
-and reject the same bytes; `build` is their inverse.
+`Message` is the declaration. Two functions return a `Record`, and reject the same bytes:
+
+* `parse` (construct): slow, exact, errors name the field
+* `decode`: a compiled struct derived by `layout`
+
+`build` is the inverse of `parse` and `decode`.
 """
 
 from __future__ import annotations
@@ -102,8 +105,8 @@ def _pattern(*magics: int) -> re.Pattern[bytes]:
 MAGIC_PATTERN = _pattern(*VERSIONS)
 """Pattern for the magics of messages; a record starts `MAGIC_OFFSET` bytes before a match."""
 BLANK_PATTERN = _pattern(MAGIC_BLANK)
-"""Pattern for the magic of blank records. A search is 20 times faster if all matches of a pattern
-have the same first bytes.
+"""Pattern for the magic of blank records only. A search is 20 times faster if all matches of a
+pattern have the same first bytes.
 """
 
 

@@ -144,9 +144,10 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """Yield (tags code in the entry, the message, whether other entries have the same tags code).
+    """Yield the entries whose tags code does not match their message.
 
-    Yielded are the entries whose tags code does not match their message.
+    Each is yielded as (tags code in the entry, the message, whether other entries have the same
+    tags code).
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES
@@ -212,7 +213,7 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return the index entries of each message with an index entry that matches none of its keys.
+    """Return the index entries of each message that has an entry for a key that is not its own.
 
     The dictionary's keys are physical offsets. Entries are included only if they are in the chain
     of their slot and in the order of the log.
@@ -376,8 +377,8 @@ def single_changes(record: Record, names: Sequence[str],
                    fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
     """Yield the changes of a single byte after which ``fits`` returns true.
 
-    Changed are the values of the properties ``names``. If changes of a single bit exist, only these
-    are yielded.
+    Only the values of the properties ``names`` are changed. If changes of a single bit exist, only
+    these are yielded.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)

@@ -79,7 +79,7 @@ def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scratch) -> None:
-    """Copy the files that a writer will continue to the scratch folder. Raises: StoreIOError.
+    """Copy to the scratch folder the files that a writer will continue. Raises: StoreIOError.
 
     Only the header of the last full file is copied. The time of the next file's first entry is
     relative to the time in this header.
@@ -152,7 +152,7 @@ def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
            log_min: int) -> Iterator[tuple[Array, Any]]:
     """Yield (numbers, entries) of the leading entries with physical offsets before ``log_min``.
 
-    The first invalid entry ends them. Overwritten entries are skipped:
+    Stop at the first invalid entry. Overwritten entries are skipped:
 
     * entries with the hash 0, which a key has with a chance of 1 in 4 billion
     * entries with a lower physical offset than the previous entry
@@ -190,8 +190,9 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
     and are chosen as follows:
 
     * A rebuilt file that begins with the same message as an existing file gets that file's name.
-    * Other files get the next existing name. If it is not between the names of their neighbours,
-      they get a name from their own store time, or else the lowest name after the previous file.
+    * Other files get the next existing name. If that name is not between the names of their
+      neighbours, they get a name from their own store time, or else the lowest name after the
+      previous file.
     * A file that needs no change keeps its name even if names do not ascend then. A broker names
       files by its clock, which may be set back.
     """

@@ -343,8 +343,8 @@ class _Job:
     def _twin_store(self) -> Store | None:
         """Return the store whose valid queues need no rebuild; None if all queues must be rebuilt.
 
-        A run that may be continued later needs all files. A store in use must be rebuilt because
-        its files grow.
+        A run that may be continued later needs all files. The files of a store in use grow; its
+        queues must also be rebuilt.
         """
         store, settings = self._store, self._settings
         if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (

@@ -78,7 +78,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
          log: CommitLog | None = None) -> BuiltDatabase:
-    """Write the database that a broker would have for a log into a scratch folder.
+    """Write into a scratch folder the database that a broker would have for a log.
 
     * ``parts``: the log of the store at ``root``
     * ``present``: the queues of the store; a queue without any message in the log keeps its

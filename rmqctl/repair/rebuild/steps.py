@@ -71,11 +71,10 @@ def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda:
 
 
 def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
-    """Return the next queue offset of each queue after the steps, by ``topic-queueId`` as in a
-    broker.
+    """Return the next queue offset that each queue has after the repair.
 
-    If the log has no message of a queue, the entries of the queue determine the offset. Queues that
-    never had a message are skipped.
+    Keys are ``topic-queueId``, as in a broker. If the log has no message of a queue, the entries of
+    the queue determine the offset. Queues that never had a message are skipped.
     """
     ends = _ends(rebuilt)
     return {f"{topic}-{queue}": end for (topic, queue), end in sorted(ends.items()) if end}

@@ -1,10 +1,10 @@
 """Identification of a store by records of its log, to match saved consumer offsets to the right
 store.
 
-A store that was moved, renamed, or is served in another order has the same records at the same
-physical offsets. Two records are saved: the first record of the first log file, and the first
-record of the last log file. A broker that deletes old files removes the first file; truncation can
-remove the last file.
+A store keeps the same records at the same physical offsets when it is moved, renamed or served in
+another order. Two records are saved: the first record of the first log file, and the first record
+of the last log file. A broker that deletes old files removes the first file; truncation can remove
+the last file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """POP: a delivered message is invisible until it is acknowledged or its invisible time is over.
 
 After the invisible time, the message is delivered again. The remoting and gRPC protocols share this
-module. Consumer offsets are kept in `Positions`, where a client of the other protocol continues.
+module. Consumer offsets are kept in `Positions`; clients of either protocol continue from these
+offsets.
 
 The list of unacknowledged messages is kept in memory only. A group's consumer offset is the offset
 of its first unacknowledged message. Times are seconds of `time.monotonic`.

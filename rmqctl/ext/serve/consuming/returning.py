@@ -34,9 +34,10 @@ _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
-    """Put a message that a consumer sends back into the group's retry topic or dead-letter topic.
+    """Handle a message that a consumer sends back.
 
-    In the retry topic, the message is delivered again after a delay.
+    The message is put into the group's retry topic, to be delivered again after a delay, or into
+    the group's dead-letter topic.
     """
     # Find the message; ignore it if the group has no retry queues.
     wanted = call.fields

@@ -51,7 +51,7 @@ read.
 _CALLS_AT_ONCE = 16
 """Maximum number of calls that were forwarded but have not started."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""A forwarded call is considered gone if no call has started at `_LOOKS` checks, `_LOOK_S` seconds
+"""A forwarded call is considered gone if no call has started in `_LOOKS` checks, `_LOOK_S` seconds
 apart. (A call that was reset never starts.)
 """
 _END_S = 0.02
@@ -64,7 +64,7 @@ content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
 """Limits of a connection's small frames and resets. ``_SMALL_RATE``: frames per second.
-``_MAX_SMALL``: frames at once. ``_PAUSE_S``: pause in seconds after a limit is exceeded.
+``_MAX_SMALL``: frames in a burst. ``_PAUSE_S``: pause in seconds after a limit is exceeded.
 """
 
 
@@ -475,8 +475,8 @@ class Pipe(asyncio.Protocol):
     def _passed(self, at: int) -> int:
         """Return the position up to which the frames at ``at`` may be forwarded.
 
-        Forwarded are one frame, or a header with all its frames. Return ``at`` if the frames cannot
-        be forwarded yet. Raises: FrameError.
+        Either one frame or a header with all its frames is forwarded. Return ``at`` if the frames
+        cannot be forwarded yet. Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
         frames = self._in

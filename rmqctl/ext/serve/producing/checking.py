@@ -1,10 +1,10 @@
 """Transaction checks: ask producers for the outcome of pending half messages.
 
-Spec: remoting.md §3.4. Each round continues to read the half and op topics where the last round
-ended, a few messages at a time. A pending half message is appended to the half queue again; its
-producer gets the new offset.
+Each round reads the half and op topics from where the last round ended, a few messages at a time. A
+pending half message is appended to the half queue again; its producer gets the new offset. As in a
+broker, the progress of a round is stored as consumer offsets of a group.
 
-As in a broker, the progress of a round is stored as consumer offsets of a group.
+Spec: remoting.md §3.4.
 """
 
 from __future__ import annotations

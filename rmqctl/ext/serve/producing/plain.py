@@ -70,7 +70,7 @@ class PlainSends:
         """Store the plain messages at the start of ``frames``. Return whether any message was
         stored.
 
-        The first request of another kind ends these messages.
+        Stop at the first request of another kind.
         """
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False

@@ -1,4 +1,4 @@
-"""Timed messages of a 5.x store: they are stored in their own queue when they are due.
+"""Timed messages of a 5.x store, which are stored in their own queue when they are due.
 
 Until then, a message waits in the timer topic, and has a slot in the timer wheel. `OpenTimerFiles`
 writes the files of a broker's timer, and a broker can continue with them. Recalled messages are

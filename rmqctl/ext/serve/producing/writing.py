@@ -1,8 +1,8 @@
 """The store of a writable server. The engine stores messages as a broker does.
 
-Messages that arrive in the same turn of the event loop are stored together. Memory keeps their
-consume queue entries at first. Many entries are later written to disk together; then the store is
-reopened.
+Messages that arrive in the same turn of the event loop are stored together. Their consume queue
+entries are first kept in memory. Later, many entries are written to disk together; then the store
+is reopened.
 """
 
 from __future__ import annotations

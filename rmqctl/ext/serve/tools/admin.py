@@ -267,8 +267,8 @@ def cold_data(_broker: Broker, _call: Call) -> Response:
 def stats(broker: Broker, call: Call) -> Response:
     """Answer with the number of messages in the last minute, hour and day.
 
-    Counted are messages sent to a topic, or delivered to a group (``TOPIC@GROUP``). Raises: Failed
-    for other statistics and, like a broker, if there were no messages.
+    The messages are those sent to a topic, or delivered to a group (``TOPIC@GROUP``). Raises:
+    Failed for other statistics and, like a broker, if there were no messages.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
     if kind == "TOPIC_PUT_NUMS" and key in broker.received:

@@ -53,7 +53,7 @@ def assignment(broker: Broker, call: Call) -> Response:
 def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
     """Return the queues of the client at position ``place``, from the sorted list ``queues``.
 
-    Queues are divided as group members do: into contiguous ranges, or round-robin
+    Queues are divided as group members divide them: into contiguous ranges, or round-robin
     (``AVG_BY_CIRCLE``). If ``place`` is None, the client gets no queues.
     """
     if place is None:
