@@ -393,8 +393,10 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def notify_members(self, group: Group, but: object = None) -> None:
-        """Unless the group's settings forbid it, notify the group's members that its membership has
-        changed, so that they rebalance the queues.
+        """Notify a group's members of a change of membership, unless the group's settings forbid
+        this.
+
+        The members then rebalance the queues.
         """
         if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
                 False):

@@ -173,8 +173,9 @@ def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int
 
 
 def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the connected groups to which most messages were delivered, with topic, number of
-    members, lag, and messages per second.
+    """Return the connected groups that got the most messages.
+
+    Each has its topic, number of members, lag, and messages per second.
     """
     connected = ((broker, group.name, topic) for broker in server.brokers
                  for group in broker.groups.consumers.values()

@@ -1,8 +1,8 @@
 """Limits of clients: bytes and connections, and which connection is closed when a limit is reached.
 
 When all connections together reach a limit, the client address that uses the most loses the
-connection that has held its bytes for the longest time. A client that sends and reads at an
-ordinary pace never loses its connection.
+connection that has held its bytes for the longest time. This never closes the connection of a
+client that sends and reads at an ordinary pace.
 
 Many clients can share an address. An address may use everything that other addresses do not need.
 While an address uses more than others, it cannot displace them.

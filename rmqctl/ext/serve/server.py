@@ -82,8 +82,8 @@ class Server:
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """The thread that writes consumer offsets; a single thread, so that no two writes overlap."""
     _resident: int = 0
-    """Lowest memory use of the process so far, in bytes. The memory of gRPC is estimated as the
-    increase since then.
+    """Lowest memory use of the process so far, in bytes. When the use is much higher, freed memory
+    is returned to the system. (The memory of gRPC is not counted elsewhere.)
     """
     _problem: str | None = None
     """The last problem reported, so that a persistent problem is reported only once."""

@@ -120,8 +120,8 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
 class IntactRecords:
     """Intact messages by physical offset.
 
-    Omitted are messages that a repair wrote, and messages with an appended CRC, which proves their
-    properties.
+    Messages that a repair wrote are skipped. So are messages with an appended CRC, which proves
+    their properties.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:

@@ -43,8 +43,9 @@ def foreign_log_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_queue_entries(store: Store, generation: int) -> Planned:
-    """Return the steps that move foreign entries in the folders of plain, extended and (5.x) batch
-    queues aside.
+    """Return the steps that move aside foreign entries in the folders of queues.
+
+    The queues are plain, extended and, in 5.x, batch queues.
     """
     tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
 
@@ -60,7 +61,7 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_index_entries(store: Store) -> Planned:
-    """Return the steps that move everything in the index folder aside that is not an index file."""
+    """Return the steps that move aside everything in the index folder that is not an index file."""
     folder = store.path("index")
     index_listing = listing(folder, names.INDEX_DIGITS)
     folders = [os.path.join(folder, name) for name in index_listing.folders]

@@ -140,8 +140,8 @@ class Rebuilt:
 
     @property
     def rows_end(self) -> int:
-        """Return the physical offset at or after which an entry is invalid in a queue without any
-        message in the log.
+        """Return the physical offset from which entries are invalid in queues without any message
+        in the log.
         """
         return self.log_end if self.void_from is None else min(self.log_end, self.void_from)
 
@@ -343,8 +343,11 @@ class _Job:
     def _twin_store(self) -> Store | None:
         """Return the store whose valid queues need no rebuild; None if all queues must be rebuilt.
 
-        A run that may be continued later needs all files. The files of a store in use grow; its
-        queues must also be rebuilt.
+        All queues must be rebuilt in these cases:
+
+        * Entries may have extension units.
+        * The run may be continued later, which needs all files.
+        * The store is in use; its files grow.
         """
         store, settings = self._store, self._settings
         if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (
@@ -355,8 +358,8 @@ class _Job:
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
         """Return the function that determines the queue ids of light queue entries.
 
-        Return None if the settings determine these ids. This is the case unless the store has both
-        kinds of light queues (see `LightQueues`).
+        The function is only needed for a store with both kinds of light queues (see `LightQueues`).
+        Return None if the settings determine the queue ids.
         """
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):

@@ -59,8 +59,9 @@ class WaitingLines:
         self._broker.stop_listening((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Return whether a waiting request is the first in its line, which is notified of new
-        messages.
+        """Return whether a waiting request is the first in its line.
+
+        Only the first request is notified of new messages.
         """
         return next(iter(self._all[line])) == look
 
