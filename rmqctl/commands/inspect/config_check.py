@@ -34,10 +34,10 @@ def command(
 ) -> None:
     """Check a broker.conf: names, values, folders, and whether it fits a store.
 
-    Lists names that a broker of this release ignores, values that Java reads differently from what
-    they look like, missing folders, and defaults that matter. With STORE, also lists each setting
-    that keeps a broker from starting on the store or from reading all of it. Exit code 1 if
-    something is wrong; info findings do not count.
+    Lists names that a broker of this release ignores, values that Java reads in an unexpected way,
+    missing folders, and defaults that matter. With STORE, also lists each setting that keeps a
+    broker from starting on the store or from reading all of it. Exit code 1 if something is wrong;
+    info findings do not count.
 
         rmqctl config check /etc/rocketmq/broker.conf /data/store
     """

@@ -27,9 +27,9 @@ def command(
 ) -> None:
     """Show disk usage by structure, by topic and of files kept for undo.
 
-    size is the length of the files, allocated the disk space they use (less for sparse files).
-    log_bytes of a topic is computed from its consume queue entries, not from the log, so it is
-    fast. Growth is log bytes per day, over the whole log and over its newest files (at least the
+    size is the length of the files, allocated the disk space that they use (less for sparse files).
+    log_bytes of a topic is computed from its consume queue entries, which is faster than reading
+    the log. Growth is log bytes per day, over the whole log and over its newest files (at least the
     last day). With -o csv, jsonl or tsv, only topics are listed.
 
         rmqctl du STORE

@@ -49,10 +49,10 @@ def command(
 ) -> None:
     """Print any file of a store, record by record.
 
-    The kind is detected from the path, then from the content. Damaged records are listed with
-    offset, field and reason, and the next provable record follows. Of a RocksDB folder
-    (consumequeue/, config/topics, config/rdb, kvStore/, RocksDBMessageStore/), all entries are
-    listed by column family. Exit code 1 if anything is damaged.
+    The kind is detected from the path, then from the content. A damaged record is listed with
+    offset, field and reason; the next provable record follows. For a RocksDB folder (consumequeue/,
+    config/topics, config/rdb, kvStore/, RocksDBMessageStore/), all entries are listed by column
+    family. Exit code 1 if anything is damaged.
     """
     from rmqctl.store.layout import is_database
 

@@ -29,8 +29,8 @@ def command(
     """Print consumer offsets as consumerOffset.json.
 
     `offsets import` and brokers read this format. Offsets in RocksDB and of light message queues
-    are printed in the same format. Of a broadcasting consumer's offsets.json, all readable entries
-    are printed in that file's own format, so the output can replace a damaged file. Exit code 1 if
+    are printed in the same format. For a broadcasting consumer's offsets.json, all readable entries
+    are printed in the format of this file; the output can replace a damaged file. Exit code 1 if
     the file is damaged.
 
         rmqctl offsets export STORE > offsets.json
