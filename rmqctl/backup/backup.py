@@ -68,11 +68,13 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
     """Copy the new data of a store into the folder `backup`, and write a restore point. Return (the
-    new point, (number of points removed, number of bytes removed)).
+    new point, (number of removed points, number of removed bytes)).
 
-    `clock`: returns the time in epoch ms. `keep`: age in ms after which a point is removed. Raises:
-    RefusedError if the folder is another store's backup, StoreHeldError if another run writes to
-    it, NotAStoreError, UnsupportedError, StoreIOError.
+    * `clock`: returns the time in epoch ms
+    * `keep`: age in ms after which a point is removed
+
+    Raises: RefusedError if the folder is another store's backup, StoreHeldError if another run
+    writes to it, NotAStoreError, UnsupportedError, StoreIOError.
     """
     # Nothing is written to a folder that is not a backup of this store.
     with source.open() as store:
@@ -183,8 +185,10 @@ def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
 
 
 def refuse_unreadable(store: Store) -> None:
-    """Check that the store can be backed up. Raises: StoreIOError if a folder of the store cannot
-    be listed, RefusedError if the log is empty but consume queues or an index exist.
+    """Check that the store can be backed up.
+
+    Raises: StoreIOError if a folder of the store cannot be listed, RefusedError if the log has no
+    file but consume queues or an index exist.
     """
     def fail(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
@@ -199,8 +203,8 @@ def refuse_unreadable(store: Store) -> None:
 
 
 def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
-    """Return the number of bytes between ``copied_end`` and ``end`` that are missing from the
-    store's log, and add a note on each missing range to ``notes``.
+    """Return the number of bytes between ``copied_end`` and ``end`` that the store's log lacks. Add
+    a note on each missing range to ``notes``.
     """
     if (missing := max(view.log.min_offset - copied_end, 0)) > 0:
         notes.append(f"the log from {copied_end:,} to {view.log.min_offset:,} was deleted before "
@@ -279,8 +283,8 @@ def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
 
 
 def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
-    """Remove log files that an unfinished first run copied but that the store's log no longer has
-    before ``copied_end``: the store may have deleted or replaced files since then.
+    """Remove copied log files before ``copied_end`` that the store's log no longer has. The store
+    may have deleted or replaced them since an unfinished first run copied them.
     """
     kept = {relative(view, file) for file in view.log.files if file.base < copied_end}
     for name in _names(copies.path(LOG)):
@@ -289,9 +293,11 @@ def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
 
 
 def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """Return the physical offset after the last complete record in the backup's log. An incomplete
-    record after it is copied again, because the store may have rewritten it. Raises: RefusedError
-    if the backup belongs to another store, or if the store's log was truncated.
+    """Return the physical offset after the last complete record in the backup's log. The rest is
+    copied again, because the store may have rewritten it.
+
+    Raises: RefusedError if the backup belongs to another store, or if the store's log was
+    truncated.
     """
     if not before:
         return view.log.min_offset
@@ -322,9 +328,11 @@ def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> 
 
 
 def goes_on(view: Store, theirs: bytes, at: int) -> bool:
-    """Return whether the log contains the copied bytes ``theirs`` at the physical offset ``at``.
-    Differences that a repair in place causes are ignored: damaged bytes, and messages replaced by
-    fillers. A log that was truncated and grew again contains other messages at these offsets.
+    """Return whether the log still contains the copied bytes ``theirs`` at the physical offset
+    ``at``.
+
+    Damage and fillers do not count as differences: a repair in place causes them. Different
+    messages mean that the log was truncated and has grown again.
     """
     batches = [*view.log.walk(at, at + len(theirs))]
     for batch in batches:
@@ -351,8 +359,7 @@ def _was_repaired(view: Store, last: Point) -> bool:
 
 def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
     """Store the configuration and the checkpoint with a new point; return their SHA-256 by path. A
-    file that has not changed since the point ``last`` is stored as a hard link to that point's
-    file.
+    file that equals its version in the point ``last`` becomes a hard link to that version.
     """
     kept = {}
     for name in _small_files(backup):

@@ -51,8 +51,10 @@ def relative(view: Store, file: StoreFile) -> str:
 
 def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator[
         tuple[StoreFile, int, int]]:
-    """Copy the log from the physical offset ``copied_end`` to ``end``. After each copied part of at
-    most `PART` bytes, yield (file, start, end), with positions in the file. Raises: StoreIOError.
+    """Copy the log between the physical offsets ``copied_end`` and ``end``. Raises: StoreIOError.
+
+    Yield (file, start, end), with positions in the file, for each copied part of at most `PART`
+    bytes.
     """
     for file in view.log.files:
         start, stop = max(copied_end - file.base, 0), min(end - file.base, file.size)
@@ -73,8 +75,8 @@ def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator
 
 
 def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
-    """Return a part of a log file with its SHA-256, computed from the store's file, or from the
-    copy if the store's file cannot be read. Raises: StoreIOError.
+    """Return a part of a log file with its SHA-256. The bytes come from the store's file, or from
+    the copy if the store's file cannot be read. Raises: StoreIOError.
     """
     name = relative(view, file)
     try:
@@ -123,7 +125,7 @@ class Reached:
 def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
         list[DamagedRange], int, int]:
     """Check the log in ``[start, end)``. Return (damaged byte ranges, number of intact messages,
-    newest store time). With ``copied``, check each batch of records only after it has been copied.
+    newest store time). With ``copied``, wait until each batch of records has been copied.
     """
     holes: list[DamagedRange] = []
     count = newest = 0
@@ -179,9 +181,11 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         bool, list[DamagedRange], list[str]]:
-    """Copy the new entries of all consume queues; with ``compare`` also earlier entries that differ
-    from their copies. Return (whether a queue has been replaced by a new one since the last run,
-    ranges of copied entries that the store has lost, notes). Raises: StoreIOError.
+    """Copy the new entries of all consume queues. With ``compare``, also copy earlier entries that
+    differ from their copies.
+
+    Return (whether any queue has been replaced by a new one since the last run, ranges of copied
+    entries that the store has lost, notes). Raises: StoreIOError.
     """
     notes: list[str] = []
     lost: list[DamagedRange] = []
@@ -369,8 +373,8 @@ def copy_database(root: str, folder: str, copies: Copies) -> bool:
     """Copy a RocksDB database; return False if it kept changing during the copy. Raises:
     StoreIOError.
 
-    Table files never change, and the manifest is only appended to: so the copy is consistent if the
-    manifest did not change while the files were copied.
+    Table files never change, and the manifest only grows. So a copy is consistent if the manifest
+    did not change while the files were copied.
     """
     where, target = os.path.join(root, folder), copies.path(folder)
     for _ in range(_TRIES):
@@ -401,7 +405,7 @@ def _manifest(folder: str) -> tuple[str, int]:
 
 def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[str]:
     """Copy all changed files that no other function copies: configuration, timers, compaction logs.
-    Skip the files and folders of the store's root that ``without`` names. Return notes.
+    Files and folders in the store's root that are in ``without`` are skipped. Return notes.
     """
     notes = []
     _remove_gone(view.root, copies)
@@ -455,8 +459,8 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove the copies of configuration files that the store no longer has, even as ``.bak``, and
-    of compaction log files that a compaction replaced.
+    """Remove copies of files that the store no longer has: configuration files, unless the store
+    has their ``.bak``, and compaction log files that a compaction replaced.
     """
     there = set(_names(os.path.join(root, "config")))
     for name in _names(copies.path("config")):
@@ -507,7 +511,8 @@ def appended_files(root: str) -> list[str]:
 
 def _appended(path: str, name: str, copies: Copies) -> bool:
     """Append the new bytes of a file to its copy; return False if the copy is not a prefix of the
-    file. Raises: OSError.
+    file.
+    Raises: OSError.
     """
     used = copies.used(name)
     start = max(used - _COMPARED, 0)

@@ -63,8 +63,9 @@ class _End(NamedTuple):
 
 
 class Entries:
-    """The consume queue entries that a run stores. ``log_end``: end of the copied log. Raises:
-    StoreIOError; FormatError if the data of the previous point cannot be read.
+    """The consume queue entries that a run stores. ``log_end``: end of the copied log.
+
+    Raises: StoreIOError; FormatError if the data of the previous point cannot be read.
     """
 
     def __init__(self, objects: Objects, last: Note, log_end: int) -> None:
@@ -77,9 +78,11 @@ class Entries:
     def add_all(
             self, view: Store, copies: Copies, *, again: bool
     ) -> tuple[bool, list[DamagedRange]]:
-        """Store the new entries of all consume queues or, with ``again`` (after a repair), all
-        entries. Return (whether a queue has been replaced by a new one since the last run, ranges
-        of stored entries that the store has lost).
+        """Store the new entries of all consume queues; with ``again`` (after a repair), all
+        entries.
+
+        Return (whether any queue has been replaced by a new one since the last run, ranges of
+        stored entries that the store has lost).
         """
         lost: list[DamagedRange] = []
         is_other = False
@@ -186,8 +189,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Return whether the queue has been replaced by a new one, because the topic was created again:
-    at the position of a stored entry, the store's entry points to a later offset.
+    """Return whether the queue was replaced because its topic was created again. Then the store's
+    entry at the position of the last stored entry points to a later physical offset.
     """
     at = min(have.position, end) - unit
     for file in ordered:
@@ -230,8 +233,8 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
 
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
         tuple[str, int, bytes, int, int, bool]]:
-    """Yield for each group (queue file, position, entries, size of the file, bytes per entry,
-    whether the group starts a new queue).
+    """Yield each group of entries: (queue file, position, entries, size of the file, bytes per
+    entry, whether the group starts a new queue).
     """
     buffer = bytearray()
     for piece in pieces:
@@ -252,8 +255,10 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
 
 
 def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
-    """Parse the header line of a group. Return (queue file, position, length, size of the file,
-    bytes per entry, whether the group starts a new queue). Raises: FormatError.
+    """Parse the header line of a group of entries. Raises: FormatError.
+
+    Return (queue file, position, length, size of the file, bytes per entry, whether the group
+    starts a new queue).
     """
     try:
         path, position, length, size, unit, is_new = json.loads(line)

@@ -15,8 +15,8 @@ from rmqctl.store.store import Store
 
 def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[
         int, int, list[str]]:
-    """Copy a store and all other files in its folder. Return (number of files, number of bytes,
-    symbolic links, which are not followed). Zeros become holes.
+    """Copy a store and all other files in its folder; zeros become holes. Return (number of files,
+    number of bytes, symbolic links). Links are not followed.
 
     Raises: NotAStoreError, RefusedError if the target is in use, StoreIOError. After an error, the
     partial copy is removed.

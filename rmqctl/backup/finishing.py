@@ -43,9 +43,10 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
-    """Return the topics that have queues but no configuration. Return None if the configuration
-    cannot be read, or if the queues are in RocksDB, where the broker itself removes queues of such
-    topics.
+    """Return the topics that have queues but no configuration.
+
+    Return None if the configuration cannot be read. Also return None if the queues are in RocksDB,
+    where the broker itself removes queues of such topics.
     """
     configured = _configured(store)
     return None if configured is None else tuple(sorted({

@@ -30,10 +30,13 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Copies:
-    """The copies of files that a run writes. ``changed``: files not yet fsynced. ``unread``: ranges
-    that the device could not read; they are zeros in the copy, unless an earlier run copied them
-    (``kept``). ``written``: bytes written. ``older``: folder to which the copy of a replaced file
-    is moved; if None, the copy is removed.
+    """The copies of files that a run writes.
+
+    * ``changed``: files not yet fsynced
+    * ``unread``: ranges that the device could not read. They are zeros in the copy, unless an
+      earlier run copied them (``kept``).
+    * ``written``: bytes written
+    * ``older``: folder to which the copy of a replaced file is moved (None: it is removed)
     """
 
     root: str
@@ -116,8 +119,8 @@ class Copies:
             os.unlink(self.path(relative))
 
     def replaces(self, relative: str) -> None:
-        """Move the copy of a file that the store has replaced or removed to the folder ``older``,
-        because earlier points need it. Raises: StoreIOError.
+        """Move the copy of a file to the folder ``older``, where earlier points find it. The store
+        has replaced or removed the file. Raises: StoreIOError.
         """
         path = self.path(relative)
         if self.older is not None and os.path.exists(path):

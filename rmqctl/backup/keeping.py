@@ -15,8 +15,9 @@ from rmqctl.store.store import Store
 
 def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, int]:
     """Remove the restore points older than ``before`` (epoch ms), but never the newest point. Also
-    remove files that the store had already deleted at the oldest remaining point. Return (number of
-    removed points, number of removed bytes). Raises: StoreIOError.
+    remove files that the store had already deleted at the oldest remaining point.
+
+    Return (number of removed points, number of removed bytes). Raises: StoreIOError.
     """
     gone = [point for point in points[:-1] if point.time < before]
     left = points[len(gone)] if len(gone) < len(points) else points[-1]

@@ -1,8 +1,7 @@
 """Determine the state of a store to copy: the end of its log, and queues and index up to this end.
 
-A running broker writes to the log first, then to the consume queues and the index. So the end of
-the log is determined first; then the copy waits a short time until the entries of the last message
-have been written.
+A running broker writes to the log first, then to the consume queues and the index. So this module
+first determines the end of the log, then waits briefly for the entries of the last message.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _PATIENCE, _LOOK = 2.0, 0.01
 last message; ``_LOOK``: number of seconds between two checks.
 """
 _MAX_LAGGING = 64 << 20
-"""Maximum number of bytes at the end of the log that may have no entries yet. If there are more, no
-process seems to write entries, and the log is copied up to its end.
+"""Maximum number of bytes at the end of the log that may have no entries yet. If more bytes have
+none, no process seems to write entries, and the log is copied up to its end.
 """
 _NEWEST = 2
 """Number of newest index files that may contain entries of the last message."""
@@ -71,8 +70,11 @@ def _now(store: Store) -> Store:
 
 def _wait_for_entries(store: Store, last: Record) -> int:
     """Wait until queues and index contain the entries of the last message. Return the end of the
-    part of the log whose entries are complete: the end of the last message; after the timeout, the
-    start of the last message that has entries; 0 if no message has entries.
+    part of the log whose entries are complete:
+
+    * the end of the last message
+    * after the timeout, the start of the last message that has entries
+    * 0 if no message has entries
     """
     keys = len(layout.keys_of(properties.parse(last.properties.decode("utf-8", "replace"))))
     due = time.monotonic() + _PATIENCE
@@ -93,8 +95,8 @@ def _wait_for_entries(store: Store, last: Record) -> int:
 
 
 def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
-    """Return (whether the index has all entries of the message at the physical offset ``place``,
-    the physical offset in the last index entry). If the store has no index: (True, ``place``).
+    """Return (whether the index has all ``keys`` entries of the message at the physical offset
+    ``place``, the physical offset in the last index entry). Without an index: (True, ``place``).
     """
     ends, count = [], 0
     for file in store.index_listing.files[-_NEWEST:]:
@@ -132,8 +134,8 @@ def at(store: Store, end: int) -> Store:
 
 
 def _header_at(store: Store, index: IndexFile, end: int) -> HeaderRecord | None:
-    """Return the header that an index file had when the log ended at ``end``; None if the file had
-    no entries at that time.
+    """Return the header that an index file had when the log ended at ``end``; None if the file was
+    empty at that time.
     """
     header = index.header
     count, when = entries_before(index, end)

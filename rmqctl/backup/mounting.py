@@ -1,8 +1,8 @@
 """Read the newest restore point of a backup at a URL as a store; nothing is written.
 
 Log and configuration files consist of the pieces that the point names. Consume queue files consist
-of groups of entries (`rmqctl.backup.entries`); the headers of the groups are read once. A backup at
-a URL has no index, because the index can be rebuilt from the log.
+of groups of entries (`rmqctl.backup.entries`), whose headers are read once. The index can be
+rebuilt from the log, so a backup at a URL has none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ Spans = Sequence[ObjectSpan]
 
 def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
     """Return the backup with these objects as the tree of a store; None if the objects are not a
-    backup. Raises: FormatError if the newest restore point cannot be read, StoreIOError.
+    backup.
+
+    Raises: FormatError if the newest restore point cannot be read, StoreIOError.
     """
     names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
                    if name.startswith(f"{POINTS}/") and name.endswith(".json"))
@@ -106,8 +108,8 @@ def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, not
 
 
 def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
-    """Return a function that returns the spans of a file. The function reads the list of pieces if
-    the list is long and therefore stored as an object.
+    """Return a function that returns the spans of a file. A list of pieces that is stored as an
+    object is read by that function.
     """
     return lambda: [ObjectSpan(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]

@@ -60,8 +60,8 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A stored file: its size, its modification time in ns (0 for the log), and either its pieces
-    or the SHA-256 of the object that contains the list of its pieces.
+    """A stored file: its size, and its modification time in ns (0 for the log). ``pieces``: its
+    pieces, or the SHA-256 of an object that contains their list.
     """
 
     size: int
@@ -108,8 +108,8 @@ def is_expired(path: str, held: Held, oldest: Point) -> bool:
 
 
 def is_backup(folders: Collection[str], points: Collection[str]) -> bool:
-    """Return whether a URL with these top folders and restore points contains a backup: it has
-    points, but no folder ``commitlog``, which every store has.
+    """Return whether a URL with these top folders and restore points is a backup. Unlike a store, a
+    backup has no folder ``commitlog``.
     """
     return bool(points) and "commitlog" not in folders
 
@@ -200,9 +200,11 @@ class Objects(RemoteFiles):
         return is_backup({entry.name for entry in self.list("")}, self.point_names())
 
     def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
-        """Return the points with these names. Points that cannot be read are skipped, and their
-        errors are added to ``bad``. Raises: FormatError for such a point if ``bad`` is None, or if
-        no point can be read.
+        """Return the points with these names.
+
+        If ``bad`` is given, points that cannot be read are skipped, and their errors are added to
+        ``bad``.
+        Raises: FormatError for such a point if ``bad`` is None, or if no point can be read.
         """
         paths = [f"{POINTS}/{name}.json" for name in names]
         notes: list[Note] = []
@@ -272,13 +274,13 @@ class Objects(RemoteFiles):
     # -- removal of old points -------------------------------------------------------------------
 
     def take_away(self, before: int) -> tuple[int, int]:
-        """Remove the points older than ``before`` (epoch ms), but never the newest point; then
-        remove all objects that no remaining point names. Return (number of removed points, number
+        """Remove the points older than ``before`` (epoch ms), but never the newest point. Then
+        remove the objects that no remaining point names. Return (number of removed points, number
         of removed bytes).
 
-        If many points remain, all of them are read only once a day. At other times, only the oldest
-        and the newest remaining point are read, and an object is removed only if it belongs to the
-        log, and if a removed point names it but neither of these two points does.
+        If many points remain, this function reads all of them only once a day. At other times it
+        reads only the oldest and the newest remaining point, and removes only objects of the log
+        that a removed point names and these two do not.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]

@@ -62,18 +62,23 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A restore point. ``time``: start of the run; ``last_time``: store time of the newest message;
-    both in epoch ms. ``log_start``, ``log_end``: physical offsets at which the log starts and ends.
-    ``whole_end``: end of the last complete record. ``parts``: parts of the log that the run copied.
-    ``small``: SHA-256, by path, of the small files kept with the point. ``lowered``: number of
-    consumer offsets that were lowered to the end of their copied queue. ``missing``: number of
-    bytes of the log that the store deleted before they were copied. ``repairs``: names of all
-    repairs of the store until then. ``again``: whether a consume queue has been replaced since the
-    previous point. ``summed_again``: whether ``parts`` cover the whole log, because a repair
-    changed it. ``own``: whether the backup keeps the earlier versions of messages that a repair of
-    the store changed. ``appended``: files of compaction and timer logs (None: not recorded).
-    ``unconfigured``: topics that have queues but no configuration (None: the configuration could
-    not be read).
+    """A restore point.
+
+    * ``time``: start of the run (epoch ms)
+    * ``last_time``: store time of the newest message (epoch ms)
+    * ``log_start``, ``log_end``: physical offsets at which the log starts and ends
+    * ``whole_end``: end of the last complete record
+    * ``parts``: parts of the log that the run copied
+    * ``small``: SHA-256, by path, of the small files kept with the point
+    * ``lowered``: number of consumer offsets that were lowered to the end of their copied queue
+    * ``missing``: number of bytes of the log that the store deleted before they were copied
+    * ``repairs``: names of all repairs of the store until then
+    * ``again``: whether a consume queue has been replaced since the previous point
+    * ``summed_again``: whether ``parts`` cover the whole log, because a repair changed it
+    * ``own``: whether the backup keeps the earlier versions of messages that a repair changed
+    * ``appended``: files of compaction and timer logs (None: not recorded)
+    * ``unconfigured``: topics that have queues but no configuration (None: the configuration could
+      not be read)
     """
 
     id: str
@@ -124,8 +129,8 @@ def older_of(backup: str, point: Point) -> str:
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """Return the files that have been replaced since the first of the points ``later``: for each
-    path in the store, the path of that point's version in the backup.
+    """Return the copies of files that the runs of the points ``later`` have replaced: for each path
+    in the store, the path of its oldest such copy in the backup.
     """
     paths: dict[str, str] = {}
     for point in reversed(later):
@@ -249,8 +254,10 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
 def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
     """Return the points of a backup, oldest first; an empty list if the folder is not a backup.
 
-    Points that cannot be read are skipped, and their errors are added to ``bad``. Raises:
-    FormatError or StoreIOError for such a point if ``bad`` is None, or if no point can be read.
+    If ``bad`` is given, points that cannot be read are skipped, and their errors are added to
+    ``bad``.
+    Raises: FormatError or StoreIOError for such a point if ``bad`` is None, or if no point can be
+    read.
     """
     folder = _points_folder(backup)
     try:

@@ -1,7 +1,7 @@
 """Back up a store to a URL, and restore a store from such a backup.
 
-The same rules apply as for a backup in a folder: `moment.fix` determines where the log ends, damage
-is recorded, and messages that a repair of the store replaced by fillers are kept in the backup. The
+The rules of a backup in a folder apply: `moment.fix` determines where the log ends, and damage is
+recorded. If a repair of the store replaced messages by fillers, the backup keeps the messages. The
 index is not stored, because it can be rebuilt from the log.
 """
 
@@ -200,7 +200,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
                 Point, tuple[int, int]]:
     """Store the new data of a store at a URL, and write a restore point, as `backup.back_up` does.
 
-    Raises: StoreHeldError if another run wrote a point at the same time.
+    Raises: StoreHeldError if another run has written a point since this run started.
     """
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
@@ -301,8 +301,10 @@ def _repairs(view: Store) -> tuple[str, ...]:
 
 
 def _stored_end(view: Store, objects: Objects, last: Note | None, end: int) -> int:
-    """Return the physical offset after the last complete record in the backup's log. Raises:
-    RefusedError if the backup belongs to another store, or if the store's log was truncated.
+    """Return the physical offset after the last complete record in the backup's log.
+
+    Raises: RefusedError if the backup belongs to another store, or if the store's log was
+    truncated.
     """
     if last is None:
         return view.log.min_offset
@@ -350,10 +352,12 @@ def _tail(view: Store, end: int) -> str:
 
 
 def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
-    """Store again the ranges that were damaged when they were first copied: the store has been
-    repaired in place since then. Nothing else is replaced: a message that the repair replaced by a
-    filler may be intact in the backup. Return (whether anything was stored, whether the stored log
-    equals the store's log up to ``stored_end``). Raises: StoreIOError.
+    """Store again the ranges that were damaged when they were first copied and that the store has
+    since repaired in place. Nothing else is replaced: a message that the repair replaced by a
+    filler may be intact in the backup.
+
+    Return (whether anything was stored, whether the stored log equals the store's log up to
+    ``stored_end``). Raises: StoreIOError.
     """
     again, is_same = False, True
     for file in view.log.files:

@@ -60,10 +60,13 @@ point.
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore. ``point``: the point whose configuration and consumer offsets were
-    restored. ``end``: end of the restored log. ``files``: number of restored log files.
-    ``lowered``: number of consumer offsets that were lowered to the end of their queue. ``faults``:
-    number of damaged parts of the backup that were restored in spite of the damage.
+    """Result of a restore.
+
+    * ``point``: the point whose configuration and consumer offsets were restored
+    * ``end``: end of the restored log
+    * ``files``: number of restored log files
+    * ``lowered``: number of consumer offsets that were lowered to the end of their queue
+    * ``faults``: number of damaged parts of the backup, which were restored as they are
     """
 
     point: Point
@@ -190,10 +193,11 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
     """Turn the copy in the folder ``part`` into a store whose log ends at ``end``, and rename the
-    folder to ``target``. Return the number of lowered consumer offsets. ``queues``: the queues that
-    the store had (None: use the queues in the copy). ``bare``: values of `Settings` for a copy that
-    has no index and, unless ``has_entries``, no consume queues; the missing structures are rebuilt.
-    Raises: StoreIOError.
+    folder to ``target``. Return the number of lowered consumer offsets. Raises: StoreIOError.
+
+    * ``queues``: the queues that the store had (None: use the queues in the copy)
+    * ``bare``: values of `Settings` for a copy without an index. The index is rebuilt; so are the
+      consume queues, unless the copy has them (``has_entries``).
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
@@ -231,8 +235,10 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
 
 
 def refuse_taken(target: str) -> str:
-    """Return the path of the folder, next to the target, in which the store is prepared. Raises:
-    RefusedError if the target is not empty, or if this folder already exists.
+    """Return the path of the folder, next to the target, in which the store is prepared.
+
+    Raises: RefusedError if the target cannot be replaced, for example because it is not empty, or
+    if the folder already exists.
     """
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
         raise RefusedError(f"{target}: not a folder")
@@ -267,8 +273,8 @@ def _reaches_beyond(store: Store, end: int) -> bool:
 
 
 def end_of(store: Store, point: Point, newest: Point) -> int:
-    """Return the end of a point's log; if the log ended with an incomplete record that has been
-    overwritten since, the end of the last complete record.
+    """Return the end of a point's log. If the log ended with an incomplete record that was later
+    overwritten, return the end of the last complete record.
     """
     if point.whole_end < point.log_end < newest.log_end and not store.layout.is_dledger:
         try:

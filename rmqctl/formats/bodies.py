@@ -46,8 +46,8 @@ class _Stream(Protocol):
 def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
     """Return the decompressed content of ``body``, which consists of members of format ``kind``.
 
-    ``start`` creates a decompressor of one member. The time is proportional to the bytes of the
-    body and of the content, whatever the number of members.
+    ``start`` creates a decompressor of one member. The time is linear in the sizes of body and
+    content, whatever the number of members.
 
     Raises: TooLargeError beyond ``most`` bytes, ValueError for a truncated body, exceptions of the
     decompressor.
@@ -135,11 +135,12 @@ CODEC_NAMES = tuple(_BY_NAME)
 
 
 def decompressed(codec_name: str | None, body: bytes) -> tuple[bytes, str | None]:
-    """Return (body, problem): the body as the producer passed it.
+    """Return (body, problem): the body as the producer passed it, of at most `MAX_DECOMPRESSED`
+    bytes.
 
-    ``codec_name`` is the result of `sysflag.compression`, None for a plain body. A body that is not
-    compressed although its flag says so (seen in practice, #1375, #9953) is returned as stored,
-    with the problem in words. The size is limited by `MAX_DECOMPRESSED`.
+    ``codec_name`` is the result of `sysflag.compression`, None for a plain body. A body may be
+    plain although its flag says that it is compressed (seen in practice, #1375, #9953). Such a body
+    is returned as stored, with the problem in words.
     """
     if codec_name is None or not body:
         return body, None

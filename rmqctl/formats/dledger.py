@@ -136,9 +136,8 @@ def build_end(size: int) -> bytes:
 
 
 def detect(data: bytes, position: int = 0) -> str | None:
-    """Return the framing of the bytes at ``position``: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
-
-    A broker checks the same fields. The magic of a plain record is at +4.
+    """Return the framing of the bytes at ``position``: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None. A
+    broker checks the same fields.
     """
     if len(data) - position < END.size:
         return None

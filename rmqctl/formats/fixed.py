@@ -108,9 +108,9 @@ class Fixed(Generic[T]):
 
 
 class FirstOfPage(Fixed[T]):
-    """A unit at the start of a file of one page, padded with zeros.
+    """A unit at the start of a one-page file; the rest of the page is zeros.
 
-    Fields after the field ``last`` were added in later versions.
+    The fields after ``last`` were added in later versions.
     """
 
     PAGE_SIZE = 4096
@@ -121,10 +121,10 @@ class FirstOfPage(Fixed[T]):
         """Size in bytes of the fields that all versions write."""
 
     def read(self, data: bytes) -> T:
-        """Return the unit at the start of a file; fields of later versions are 0 if a short file
-        lacks them.
+        """Return the unit at the start of a file. In a short file, missing fields of later versions
+        are 0.
 
-        Raises: FormatError if even the other fields are incomplete.
+        Raises: FormatError if any other field is incomplete.
         """
         return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
 

@@ -1,10 +1,10 @@
-"""Messages that RocketMQ itself writes: the names of its internal topics, and the bodies of
-internal messages.
+"""Messages that RocketMQ itself writes: its internal topics, and the bodies of internal messages.
 
-`meaning` explains a message in an internal topic from its topic and properties. `reader_of` returns
-the reader of bodies that no application created: traces, transaction ops, POP check points and
-acks. (spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6; traces as the Java client's
-TraceDataEncoder writes them, 4.4 to 5.3.)
+`meaning` explains a message in an internal topic. `reader_of` returns the reader of bodies that no
+application created: traces, transaction ops, POP check points and acks.
+
+Spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6. Traces are as the Java client's
+TraceDataEncoder writes them, 4.4 to 5.3.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kind of a file of a store: from its path, or else from its content.
 
-Nothing is read here: the caller provides the path's parts, the first bytes (4 KiB are enough) and
-the size. The path decides if it is a usual path of a store; a file copied elsewhere is recognized
-by its content.
+The path decides if it is usual for a store; a file copied elsewhere is recognized by its content.
+This module reads nothing: the caller provides the path's parts, the first bytes (4 KiB are enough)
+and the size.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def _numbered(above: Sequence[str], folder: str) -> str | None:
 def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
     """Return the kind of a file, or None.
 
-    ``parts``: the parts of the file's path (absolute, or as far as known). The other arguments are
-    its first bytes and its size in bytes.
+    ``parts``: the parts of the file's path (absolute, or as far as known). ``head``: the file's
+    first bytes. ``size``: the file's size in bytes.
     """
     by_path = from_path(parts)
     if by_path == COMMITLOG and dledger.detect(head) == dledger.FRAMED and _is_dledger(head, size):

@@ -1,12 +1,11 @@
 """Derivation of offsets, numpy dtypes and struct formats from construct declarations.
 
 Each layout is declared once, as a construct ``Struct``. The slow, exact reader parses with this
-declaration; the fast reader gets the positions of the fields from this module. So no offset is
-written twice.
+declaration, and the fast reader gets the positions of the fields from this module.
 
-Only layouts that are known without data are derived: a field whose width depends on an earlier
-value ends the *prefix*, unless the deciding values are given as ``context`` (for example
-``sys_flag`` and ``magic`` of a message, which decide host and topic-length widths).
+Only fields at known positions are derived. The *prefix* ends at the first field whose width depends
+on an earlier value, unless that value is given as ``context``. For example, ``sys_flag`` and
+``magic`` of a message decide the widths of hosts and topic length.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
 
 
 def use_idle_disk() -> bool:
-    """Set the idle I/O priority of this process, so that it reads only while no other process uses
-    the disk. Return False if the system does not support this.
+    """Set the idle I/O priority of this process: it then reads only while no other process uses the
+    disk. Return False if the system does not support this.
     """
     number = _IOPRIO_SET.get(platform.machine())
     if number is None or not hasattr(os, "sched_getaffinity"):  # only on Linux

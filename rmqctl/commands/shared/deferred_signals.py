@@ -1,8 +1,7 @@
 """Signals that take effect only after the current step of a command.
 
-While a command works on a store, Ctrl-C and SIGTERM are only recorded. Between two steps,
-`DeferredSignals.check` raises their exception. While the command waits for input, they interrupt it
-at once.
+During a step, Ctrl-C and SIGTERM are only recorded. `DeferredSignals.check` raises their exception
+between two steps. While the command waits for input, they interrupt it at once.
 """
 
 from __future__ import annotations
@@ -42,9 +41,10 @@ class DeferredSignals:
 
     @property
     def wake(self) -> int | None:
-        """Return a file descriptor that becomes readable when a signal arrives. A signal that
-        arrives just before a read starts does not interrupt the read, so code that waits for input
-        must also wait for this descriptor.
+        """Return a file descriptor that becomes readable when a signal arrives.
+
+        A signal that arrives just before a read does not interrupt the read. So code that waits for
+        input must also wait for this descriptor.
         """
         return None if self._pipe is None else self._pipe[0]
 

@@ -1,5 +1,7 @@
-"""Options of commands that write to a store: the configuration of the store's broker. For a value
-that is not given, ``.rmqctl/store.json`` is used, then the store's files, then a broker's default.
+"""Options of commands that write to a store: the configuration of the store's broker.
+
+A value that is not given comes from ``.rmqctl/store.json``, the store's files, or a broker's
+defaults, in this order.
 """
 
 from __future__ import annotations
@@ -118,9 +120,11 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
                   files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
-    """Return the settings for writing to a store. ``given``: fields of `Settings`, None if not
-    given. ``sizes_given``: whether a broker.conf determines the form of the consume queues.
-    ``files``, priorities, other errors: see `rmqctl.broker.settings.resolve`.
+    """Return the settings for writing to a store.
+
+    ``given``: fields of `Settings`, None if not given. ``sizes_given``: whether a broker.conf
+    determines the form of the consume queues. For ``files``, priorities and other errors see
+    `rmqctl.broker.settings.resolve`.
 
     Raises: NotAStoreError; UnsupportedError for a structure that cannot be written; RefusedError if
     the form of the consume queues or the size of the index is unknown.

@@ -230,8 +230,8 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Warn about the export of one store: the first damaged or missing ranges and the number of
-    further ones, messages with a wrong CRC, fillers, and lost messages.
+    """Warn about the export of one store: damaged and missing ranges (the first of them, and the
+    number of the others), messages with a wrong CRC, fillers, and lost messages.
     """
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):

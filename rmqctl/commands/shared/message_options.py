@@ -50,8 +50,8 @@ Fields = Annotated[str | None, typer.Option(
 
 
 def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Raise UsageError if ``--decode python:…`` was set in the configuration file or environment,
-    which other users may be able to change. Such a decoder runs code.
+    """Raise UsageError if ``--decode python:…`` comes from the configuration file or the
+    environment. Such a decoder runs code, and other users may be able to change these places.
     """
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (

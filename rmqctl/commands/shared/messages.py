@@ -76,8 +76,8 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """Return the fields of a message in human-readable form: with times and flags as text, and
-    without ``properties_raw``, which repeats the properties.
+    """Return the fields of a message with times and flags as text, for people. ``properties_raw``
+    is omitted because it repeats the properties.
     """
     from rmqctl.formats.local import sysflag
 

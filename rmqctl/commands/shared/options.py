@@ -192,9 +192,9 @@ class LayoutOptions(OptionGroup):
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return fields of `rmqctl.broker.settings.Settings`. In rising priority, the values come
-        from the broker's configuration file, the size options, and those in ``given`` that are not
-        None.
+        """Return fields of `rmqctl.broker.settings.Settings`. Values in ``given`` have priority
+        over the size options, and these over the broker's configuration file. None in ``given``
+        means not given.
         """
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}

@@ -166,8 +166,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after the plan was applied: for each group with offsets beyond the end of a
-    queue, reset these offsets; then check the store with the command ``look``.
+    """Return the steps after the plan was applied: reset offsets beyond the end of a queue, group
+    by group; then check the store with the command ``look``.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 
@@ -246,9 +246,10 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show a table, by folder, of the files to move aside that are not in the table of actions. In
-    each folder, three or more files with a broker's file names share one row, and every other file
-    has its own. ``is_complete``: whether each action has its own row in the table of actions.
+    """Show the files to move aside, by folder, that are not in the table of actions.
+
+    In each folder, three or more files named like a broker's files share a row; every other file
+    has a row. ``is_complete``: whether each action has a row in the table of actions.
     """
     actions = proposal.plan.actions
     listed = actions[:_MAX_SHOWN] if is_complete and not page.every else actions
@@ -282,8 +283,8 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the command to run next (None: nothing is shown). ``where``: sentence that says which of
-    the four steps the command is.
+    """Show the command to run next; if it is None, show nothing. ``where``: sentence that says
+    which of the four steps the command is.
     """
     if following is not None:
         page.heading("What next")

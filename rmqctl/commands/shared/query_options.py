@@ -31,8 +31,8 @@ class KeyQuery(OptionGroup):
         "--raw", help="Also show messages of other keys with the same hash.")] = False
 
     def window(self, tz: tzinfo) -> tuple[int, int]:
-        """Return the first and the last store time to search, in epoch ms; without ``--since`` or
-        ``--until``, that end is unlimited. Raises: UsageError.
+        """Return the first and the last store time to search, in epoch ms. Without ``--since`` the
+        range has no start, without ``--until`` no end. Raises: UsageError.
         """
         from rmqctl.store.query.lookup import FOR_EVER
 

@@ -37,9 +37,10 @@ _HEAD_LINES = 18
 
 
 class ServeOutput:
-    """Output of a server's events, problems and figures. A server never waits for the program that
-    reads its output: while this program does not read, events are dropped, and the next event
-    contains the number of dropped events.
+    """Output of a server's events, problems and figures.
+
+    A server never waits for the program that reads its output. While that program does not read,
+    events are dropped, and the next event contains their number.
     """
 
     def __init__(self, out: Output) -> None:

@@ -212,7 +212,7 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
 
 def tasks_shown(progress: Progress) -> Callable[[int, int], None]:
     """Return a function that shows (tasks done, total tasks) in a progress bar. The number of tasks
-    done may decrease, as when Spark restarts a job.
+    done may decrease, for example when Spark restarts a job.
     """
     reported = [0]
 

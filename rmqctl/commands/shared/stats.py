@@ -423,8 +423,8 @@ def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: Spar
 
 def lacking(out: Output, sources: Sequence[StatsSource],
             sums: Sequence[Aggregate]) -> list[StoreGaps]:
-    """Return what is missing from the figures of each store, and warn about it. If there is a
-    single sum for several stores, return one element for all of them.
+    """Return what is missing from the figures of each store, and warn about it. If ``sums`` is a
+    single sum for several stores, return a single element.
     """
     from rmqctl.checks.preflight.missing import MissingMessages, missing
     from rmqctl.commands.shared.store_warnings import lost_texts
@@ -453,8 +453,9 @@ def lacking(out: Output, sources: Sequence[StatsSource],
 
 def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return what would be read: (the engine, why it was chosen, a row for each store with its
-    numbers of files, ranges and bytes). The logs are read only to find where their data ends.
+    """Return what would be read: (the engine, the reason for choosing it, a row for each store with
+    its numbers of files, ranges and bytes). Only the end of each log's data is searched for; the
+    logs are not read otherwise.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

@@ -181,8 +181,8 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the label by which an action's ``target`` is grouped: the topic's folder for a queue,
-    the structure for the log, index or timer log, else the target's folder.
+    """Return the label by which an action's ``target`` is grouped: for a queue, the topic's folder;
+    for the log, index or timer log, the structure; for any other file, its folder.
     """
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:

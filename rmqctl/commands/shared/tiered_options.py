@@ -145,8 +145,8 @@ class LocalOptions(OptionGroup):
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """Yield a router, which answers queries from the local store and the tier as a broker does.
-        ``--local`` must be given. Raises: NotAStoreError, UsageError.
+        """Yield a router that answers queries from the local store and the tier, as a broker does.
+        Needs ``--local``. Raises: NotAStoreError, UsageError.
         """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of

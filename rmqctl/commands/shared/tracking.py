@@ -88,9 +88,9 @@ def rows_with(out: Output, records: Sequence[Record], projection: Projection, fa
 
 
 def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return, for each message, a dictionary with the field ``entry``: the header of its DLedger
-    entry, or None if the header is damaged or the message is in a plain log file. Return an empty
-    list if the log has no DLedger files.
+    """Return a dictionary for each message with the field ``entry``: the header of its DLedger
+    entry. The header is None if it is damaged or if the message is in a plain log file. Return an
+    empty list if the log has no DLedger files.
     """
     if not any(file.head for file in store.log.files):
         return []

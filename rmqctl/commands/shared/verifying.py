@@ -300,8 +300,10 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
               asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Check the tier in a store, if any, and add the results to ``own``, the verdict on the rest of
-    the store. Return the complete verdict. ``asked``: whether the user named the tier, so that its
-    absence is reported. ``in_baseline``: returns whether a finding is in the baseline.
+    the store. Return the complete verdict.
+
+    * ``asked``: whether the user named the tier; then a missing tier is reported
+    * ``in_baseline``: returns whether a finding is in the baseline
     """
     try:
         tier = _tier_in(store.root)
@@ -332,7 +334,7 @@ def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diag
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """Return the losses of the tier in a store (zero without a tier), for a command that does not
+    """Return the losses of the tier in a store (zero without a tier). For commands that do not
     check the tier.
     """
     from rmqctl.checks.losses import TierLosses

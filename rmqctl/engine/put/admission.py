@@ -1,19 +1,25 @@
 """Checks that reject messages with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
 
-Every check returns None if the message passes, otherwise a `PutResult` with the reason for
-rejecting it; a rejected message is not written. The checks are in the order in which they are
-called; `rewrite` is called before sizes are checked.
+Every check returns None if the message passes, otherwise a `PutResult` with the reason for the
+rejection. The checks are in the order in which they are called; `rewrite` is called before sizes
+are checked.
 
-rmqctl also rejects messages that would damage the store or be written to the wrong file, with the
-status MESSAGE_ILLEGAL and a reason. These have a topic that cannot be a folder name (empty, ``.``,
-``..``, with ``/`` or NUL, more than 255 bytes), a topic whose length byte would be read as a
-negative number, a negative queue id, a number that does not fit its field, an IPv6 bit in
-``sys_flag`` with an IPv4 host, or text that UTF-8 cannot encode; or they are an empty batch, or a
-message that every later recovery would treat as damage (`unreadable`). The status is also
-MESSAGE_ILLEGAL if a broker would throw an exception instead of returning a status.
+rmqctl also rejects messages that would damage the store or be written to the wrong file. Their
+status is MESSAGE_ILLEGAL, and they have one of these faults:
 
-4.9.3 counts its light queues, but compares the wrong variable and never rejects a message because
-of their number; 5.3.3 does not count them. So rmqctl does not check their number.
+* a topic that cannot be a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than 255
+  bytes)
+* a topic whose length byte would be read as a negative number
+* a negative queue id, or a number that does not fit its field
+* an IPv6 bit in ``sys_flag`` with an IPv4 host
+* text that UTF-8 cannot encode
+* a batch without messages
+* every later recovery would treat the message as damage (`unreadable`)
+
+If a broker would throw an exception, the status is also MESSAGE_ILLEGAL.
+
+rmqctl does not check the number of light queues. 4.9.3 counts them but compares the wrong variable,
+so it never rejects a message for this reason; 5.3.3 does not count them.
 """
 
 from __future__ import annotations
@@ -104,8 +110,7 @@ def _units(text: str) -> int:
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     """Return the reason why a store of this version rejects a topic; None if it accepts it.
 
-    ``hooks``: whether to include the checks that a 5.3.3 broker makes before it passes a message to
-    its store. The store itself accepts more topics.
+    ``hooks``: whether to include the stricter checks that a 5.3.3 broker makes before its store.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -172,8 +177,8 @@ def encoding_fault(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
-    """Return the reason why a recorded topic cannot be stored in a record with this magic (0: any
-    magic); None if it can.
+    """Return the reason why a recorded topic does not fit a record with this magic (0: any); None
+    if it fits.
     """
     fault = folder_fault(raw.decode("utf-8", "surrogateescape"))
     if fault is not None:
@@ -193,8 +198,8 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The state that decides whether a store accepts messages. ``lock_held_ms``: for how many ms
-    the current put has held the put lock; 0 if no put is running.
+    """The state that decides whether a store accepts messages. ``lock_held_ms``: time in ms since
+    the current put took the put lock; 0 if no put is running.
     """
 
     shutdown: bool = False
@@ -292,9 +297,10 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
                 multi_dispatch: bool = False) -> PutResult | None:
     """Check sizes (in bytes) against the limits of the encoder.
 
-    ``properties``: size of the properties, including the separator and the reserved bytes of an
-    appended CRC. ``record``: size of the complete record. ``multi_dispatch``: whether the
-    properties were rebuilt with the offsets of other queues; then other limits and statuses apply.
+    * ``properties``: including the separator and the space reserved for an appended CRC
+    * ``record``: size of the complete record
+    * ``multi_dispatch``: whether offsets of other queues were added to the properties, which
+      changes limits and statuses
     """
     profile, limit = settings.profile, settings.max_message_size
     room = min(limit + profile.body_room, MAX_INT)
@@ -364,12 +370,11 @@ def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
 
 def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequence[int],
                       records: Sequence[int]) -> PutResult | None:
-    """Check the sizes (in bytes) of each message of a batch against the limits of the batch
+    """Check the sizes (in bytes) of the messages of a batch against the limits of the batch
     encoder.
 
-    ``properties``: for each message, the total size of its own properties and those of the batch,
-    without the reserved bytes of an appended CRC. A broker does not check this total, so the
-    record's length field could overflow.
+    ``properties``: for each message, the size of its properties plus those of the batch, without an
+    appended CRC. A broker does not check this sum, and the length field could overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
@@ -389,7 +394,7 @@ _RECORD_NUMBERS = (
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
     """Check a recorded message. It is rejected only if it could not be read back, or if a value
-    does not fit its field. A magic of 0 means the record version that the topic needs.
+    does not fit its field. Magic 0 means the record version that the topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

@@ -57,8 +57,7 @@ class Kind(NamedTuple):
 class Lanes:
     """The lanes used so far, by number, and their values in arrays for the kernel extension.
 
-    ``kind_of`` returns the common parts of the messages of a lane; None if they must be put one by
-    one.
+    ``kind_of`` returns the common parts of a lane's messages; None if they must be put one by one.
     """
 
     def __init__(self, kind_of: Callable[[LaneKey], Kind | None]) -> None:
@@ -136,9 +135,9 @@ class LaneArrays:
 class Columns:
     """A group of single messages as columns.
 
-    ``special``: the numbers of the messages that must be put one by one, in ascending order. These
-    messages have no lane, a property that changes the message (``concerns`` decides), or a value
-    that a broker might reject.
+    ``special``: the numbers of the messages that must be put one by one, ascending. Such a message
+    has no lane, has a property that changes the message (see ``concerns``), or has a value that a
+    broker might reject.
     Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
     hold.
     """
@@ -204,7 +203,7 @@ class Columns:
         return self.special[place] if place < len(self.special) else len(self.lane)
 
     def stored_at(self, part: slice, clock: Callable[[], int]) -> Array:
-        """Return the store times of a part (int64). Missing times are set to the current time, from
+        """Return the store times of a part (int64). All missing times become the current time, from
         a single call of ``clock``.
         """
         stored: Array = self._numbers[_STORED, part]
@@ -232,7 +231,7 @@ class Columns:
         """Return the records of a part, to be written at a physical offset, and their queue
         offsets.
 
-        ``offsets``: the next offset of each queue (default 0); they are advanced.
+        ``offsets``: the next offset of each queue (default 0); this function advances them.
         """
         # Copy the next offsets of these queues from the dictionary and back.
         lanes = self.lanes
@@ -257,7 +256,7 @@ class _Slices:
     """Byte strings in a single buffer, with the start and the size of each string (int64).
 
     ``data``: the concatenated bytes, if they already exist.
-    Raises: TypeError if the length of a part is not its size in bytes.
+    Raises: TypeError if ``len`` of a part is not its size in bytes.
     """
 
     def __init__(self, parts: Sequence[bytes] | Sequence[str], data: bytes | None = None) -> None:

@@ -58,9 +58,9 @@ class RecordRun:
 class AppendCursor:
     """Collects the records of a group until they are written; guarded by the put lock.
 
-    The attributes are physical offsets. ``base``: start of the collected records. ``position``:
-    start of the next record. ``end``: end of the current file. ``begin`` is called before the first
-    byte is written.
+    Physical offsets: ``base`` is the start of the collected records, ``position`` the start of the
+    next record, ``end`` the end of the current file. ``begin`` is called before the first byte is
+    written.
     """
 
     __slots__ = (
@@ -102,8 +102,8 @@ class AppendCursor:
         self.end = physical + self.log.room()
 
     def make_room(self, size: int) -> None:
-        """If a record of ``size`` bytes and a blank record do not fit into the current file,
-        continue in the next one.
+        """Continue in the next file if a record of ``size`` bytes and a blank record do not fit
+        into the current file.
         """
         if size + BLANK_SIZE > self.end - self.position:
             self.roll()
@@ -159,10 +159,10 @@ class Backlog:
 
 
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
-    """Yield the sequences of records; adjacent ones are merged.
+    """Yield the sequences of records, with adjacent sequences merged.
 
-    Each message that is put alone adds a sequence. No merged sequence extends over two files,
-    because a blank record separates their records.
+    Each message that is put alone adds a sequence. Sequences in different files are never adjacent:
+    a blank record separates them.
     """
     start = 0
     while start < len(runs):

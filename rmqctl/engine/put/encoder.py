@@ -1,7 +1,7 @@
 """Encode messages as records (spec: commitlog.md §2, §5.4 and §7).
 
-The layout of a record comes from the declaration in `formats.message`: a compiled struct for the
-fixed part of each variant, and the declared widths of the lengths of topic and properties.
+The layout comes from the declaration in `formats.message`. The fixed part of each record variant is
+packed with a compiled struct.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Encoder:
     def record(self, record: Record, topic: TopicPart) -> bytes:
         """Return the bytes of a record; its ``total_size`` must be the result of `size`.
 
-        ``record.properties``: without the space reserved for an appended CRC, which is added here.
+        ``record.properties`` must not include the appended CRC: this function adds the space for
+        it.
         """
         if not self.reserved:
             return assemble(record, topic.prefixed, record.properties)

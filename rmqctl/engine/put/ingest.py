@@ -2,8 +2,9 @@
 (`SendMessageProcessor`, `TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md
 §10).
 
-A single message gets the property ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; its properties
+A single message gets the property ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``. Its properties
 string is rebuilt in the order of the broker's map. 5.x drops ``POP_CK``, 4.9.3 drops ``WAIT``.
+
 `batches` joins messages to batches, as a producer does.
 """
 
@@ -87,12 +88,14 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
             unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
     """Return the properties string with which a message reaches the put path.
 
-    ``properties``: what the client sent, as a string or as pairs in the order of that string. Pairs
-    that a broker's parser drops (those with an empty value) are dropped. ``batch``: whether the
-    properties belong to the batch as a whole; then they get no unique key and keep ``WAIT``.
-    ``rebuilt``: whether the broker builds the string a second time from its map of properties, as
-    for a half message; in 4.9.3, this map still contains ``WAIT``. For a delayed message,
-    recognized by its properties, the string is always built a second time.
+    * ``properties``: sent by the client, as a string or as pairs in the order of that string; pairs
+      with an empty value are dropped, as a broker's parser does
+    * ``batch``: whether the properties belong to a batch as a whole; they get no unique key and
+      keep ``WAIT``
+    * ``rebuilt``: whether the broker builds the string a second time from its map of properties, as
+      for a half message. In 4.9.3, this map still contains ``WAIT``. For a delayed message the
+      string is always built a second time.
+
     Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value that
     is not text.
     """
@@ -123,8 +126,8 @@ class _Plan(NamedTuple):
     parts: tuple[str, ...]
     """The texts before, between and after the values of the properties."""
     names: tuple[str, ...]
-    """The names of the properties whose values are inserted between the texts of the plan,
-    including a unique key that must be created.
+    """The names of the properties whose values the plan inserts, including a unique key that must
+    be created.
     """
     ends: int
     """Number of property separators in these texts."""
@@ -196,8 +199,8 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for joining properties with these names; None if a name is invalid, or if
-        the plan depends on the value of a property.
+        """Return the plan for joining properties with these names; None if a name is invalid or the
+        plan depends on values.
         """
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}

@@ -26,9 +26,11 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
 class Outgoing(msgspec.Struct, gc=False):
     """A message as it reaches ``putMessage``.
 
-    ``properties``: the properties string (with lone surrogates for bytes that are not UTF-8, as in
-    `read`). If a time is None, the engine's clock sets it; if a host is None, the settings do.
-    ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
+    * ``properties``: the properties string; lone surrogates stand for bytes that are not UTF-8, as
+      in `read`
+    * times: None means the time of the engine's clock
+    * hosts: None means the hosts in the settings
+    * ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled
     """
 
     topic: str

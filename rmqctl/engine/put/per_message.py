@@ -1,9 +1,9 @@
 """Put single messages: admission, rewriting, encoding, and the counter of the queue.
 
-With the kernel extension, `SingleMessages.put_all` puts ordinary messages by column (`columns`). A
-message is ordinary if its topic, flags and hosts were already checked, and its numbers and texts
-cannot be invalid. `SingleMessages.put` performs all steps for any other message. A test ensures
-that both methods write the same bytes.
+An ordinary message has checked topic, flags and hosts, and no value that could be invalid. With the
+kernel extension, `SingleMessages.put_all` puts such messages by column (`columns`).
+`SingleMessages.put` handles all other messages. A test ensures that both methods write the same
+bytes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SingleMessages:
         """Put ordinary messages from ``number`` on; return the number of the first message that was
         not put.
 
-        This method stops at the end of a file, and before a message that must be put alone.
+        Stops at the end of a file, and before a message that must be put alone.
         """
         cursor, stop = self._cursor, columns.ordinary_until(number)
         if stop - number < _FEW:
@@ -210,8 +210,8 @@ class SingleMessages:
         return kind
 
     def _ordinary_kind(self, lane: LaneKey) -> Kind | None:
-        """Return the values that the ordinary messages of a lane have in common; None if the
-        messages of the lane must be put one by one.
+        """Return the common values of a lane's ordinary messages; None if the lane's messages must
+        be put one by one.
         Raises: TypeError for a value that is not a number.
         """
         topic, queue_id, sys_flag, born_host, store_host = lane

@@ -229,9 +229,9 @@ class PutPath:
         """Append a group in order; return (a result for each message, sequences of written
         records).
 
-        A rejected message is not written, but later messages are still put. With ``stop``, no later
-        message is put, and the result of the rejected message is the last one. After a
-        StoreIOError, no message is acknowledged.
+        A rejected message is not written, and later messages are still put. With ``stop``, no later
+        message is put: the rejected message has the last result. After a StoreIOError, no message
+        is acknowledged.
         """
         self._cursor.start()
         results: list[PutResult] = []

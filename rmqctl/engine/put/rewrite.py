@@ -1,10 +1,10 @@
 """The changes that a broker makes to a message before it is encoded (spec: recovery.md §9,
 timer-and-others-5x.md §1.1, consumequeue.md §9-§10, commitlog.md §5.4).
 
-Each change rebuilds the properties string from the parsed map, in the map's order; a message
+Each change rebuilds the properties string from the parsed map, in the map's order. A message
 without changes keeps its string. `Rewriter` applies the changes in a broker's order.
 
-rmqctl has no timer wheel, so a disabled wheel and the flow control of the wheel are not imitated.
+rmqctl has no timer wheel: a disabled wheel and the wheel's flow control are not imitated.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ M = TypeVar("M", Outgoing, OutgoingBatch)
 class Rewritten:
     """A message in the form in which it is stored.
 
-    ``message_number``: number of queue offsets that the message uses. ``advancing``: the other
-    queues whose counters advance by one when the message is stored (a queue may occur twice).
-    ``multi_dispatch``: whether the properties contain offsets in other queues; if so, the sizes of
-    the message were already checked.
+    * ``message_number``: number of queue offsets that the message uses
+    * ``advancing``: other queues whose counters advance by one, once for each occurrence
+    * ``multi_dispatch``: whether the properties contain offsets in other queues; their sizes were
+      already checked
     """
 
     message: Outgoing
@@ -124,11 +124,11 @@ def _deliver_time(properties: JavaMap, now: int) -> int:
 
 
 def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Move the message to the timer topic, unless it is already due. Its due time is set to the
+    """Move the message to the timer topic, unless it is already due. Its due time is reduced to the
     previous multiple of the precision.
 
-    ``now``: the broker's clock in ms. The result is WHEEL_TIMER_MSG_ILLEGAL for a time that is
-    invalid or too far in the future, and for a delete request that is too late.
+    ``now``: the broker's clock in ms. A time that is invalid or too far in the future, or a delete
+    request that is too late, results in WHEEL_TIMER_MSG_ILLEGAL.
     """
     try:
         time = _deliver_time(properties, now)

@@ -186,8 +186,8 @@ class Browser(Navigator):
 
     def _fill_pane(self) -> None:
         """Fill the pane with the record under the list's cursor, read in a thread; a newer call
-        replaces an older one. While the tree has the focus, fill the fields pane with statistics of
-        the tree node under the cursor.
+        replaces an older one. If statistics of a tree node are to be shown, fill the pane with
+        these instead.
         """
         rows, lines = self._list, self.main.query_one("#pane", LinePane)
         row, listing, name = rows.row, rows.listing, self._pane

@@ -24,9 +24,12 @@ _BY_FOLDER = {"consumequeue": "consumequeue", "consumequeue_ext": "consumequeue"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A check to run. ``subject``: what is checked, as text for the user; ``only``: the structures
-    to check (None: all); ``part``: range of physical offsets of the log to check (None: the
-    complete log); ``concerns``: function that returns whether to show a finding.
+    """A check to run.
+
+    * ``subject``: name of the checked thing, shown to the user
+    * ``only``: structures to check (None: all)
+    * ``part``: range of physical offsets to check (None: the complete log)
+    * ``concerns``: returns whether to show a finding
     """
 
     subject: str
@@ -37,7 +40,7 @@ class Task:
 
 @dataclass(slots=True)
 class CheckResult:
-    """The result of a check: the first findings, the total number of findings, and notes as
+    """The result of a check: the first findings, the number of all findings, and notes as
     sentences. ``diagnosis``: the result of `doctor`, if the whole store was checked.
     """
 
@@ -89,9 +92,10 @@ def of_place(place: BrowsedPlace, reader: StoreView) -> Task:
 
 
 def run(task: Task, reader: StoreView, progress: Callable[[int], None]) -> CheckResult:
-    """Run a check. ``progress`` is called with the number of log bytes checked since the last call,
-    and may raise. A check of the whole store counts each byte twice.
-    Raises: UnsupportedError.
+    """Run a check. Raises: UnsupportedError.
+
+    ``progress`` is called with the number of log bytes checked since the last call, and may raise.
+    A check of the whole store counts each byte twice.
     """
     if task.only is None and task.part is None:
         return CheckResult.of(diagnose(reader.store, None, 1, progress))

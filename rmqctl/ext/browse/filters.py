@@ -16,8 +16,7 @@ Parse = Callable[[str], Condition]
 
 
 def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
-    """Return the conditions of a filter line, all of which a message must meet; for an empty line,
-    no conditions.
+    """Return the conditions of a filter line; a message must meet all of them.
     Raises: UsageError.
 
     ``tags=A && body~^x`` is two conditions. Text without a comparison, or in double quotes, is

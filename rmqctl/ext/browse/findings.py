@@ -25,7 +25,7 @@ from rmqctl.output.units import counted
 
 class Findings(ModalScreen[Finding | None]):
     """The findings of a check, with an explanation of the finding under the cursor. Enter selects
-    this finding and closes the screen.
+    that finding and closes the screen.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Close")]

@@ -52,8 +52,8 @@ class Navigator(Working):
     def _show(self, place: BrowsedPlace,
               at: Callable[[RowListing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
-        """Show a place in the list, starting at the position that ``at`` returns. ``at`` runs in
-        the reading thread and may read the store.
+        """Show a place in the list, from the position that ``at`` returns. The reading thread calls
+        ``at``, which may read the store.
         """
         conditions = self.conditions
         self._list.stop()
@@ -203,7 +203,7 @@ class Navigator(Working):
         self.run_task(f"searching for the key {key}", 0, work, show_messages)
 
     def action_other(self) -> None:
-        """Go from a message in the log to its queue entry, or from any other list to the message in
+        """Go from a message in the log to its queue entry. In any other list, go to the message in
         the log.
         """
         row = self._list.row

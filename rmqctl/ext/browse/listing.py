@@ -1,9 +1,11 @@
 """Listings: rows for a list on the screen, read a few at a time, after or before a position.
 
-A listing is independent of the screen and keeps no rows, so that even for a 100 GB log only the
-rows on the screen are read. Each kind of listing has its own kind of position
-(`ListRow.position`, and `ListRow.after` for the next row): a physical offset in the log, (number
-of the queue, queue offset) in queues, a record number in other files.
+A listing keeps no rows: even of a 100 GB log, only the rows on the screen are read. A position
+(`ListRow.position`, and `ListRow.after` for the next row) depends on the kind of listing:
+
+* in the log: a physical offset
+* in queues: (number of the queue, queue offset)
+* in other files: a record number
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ Position = Any
 """A position in a listing; two positions in the same listing can be compared."""
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
-"""Function called repeatedly during a read, with the number of bytes or rows read since the last
-call. It raises `ReadCancelled` when the result is no longer needed.
+"""Called repeatedly during a read with the number of bytes or rows read since the last call. Raises
+`ReadCancelled` when the result is no longer needed.
 """
 
 
@@ -162,9 +164,10 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> ListRo
 
 
 class LogListing:
-    """The log, or the range ``span`` of it, in physical order. Damage is shown in separate rows,
-    unless there are conditions. ``note`` is called with each problem found, ``note_read`` with each
-    range read.
+    """The log, or its range ``span``, in physical order. Damage has its own rows, unless there are
+    conditions.
+
+    ``note`` is called with each problem found, ``note_read`` with each range read.
     """
 
     of_messages = True
@@ -267,8 +270,8 @@ class LogListing:
         return self._first_of(problems, [], start)
 
     def _gap_at(self, start: int) -> list[Problem]:
-        """Return the gap that begins exactly at a physical offset, if any: a scan that starts at
-        this offset does not report the gap.
+        """Return the gap that begins exactly at a physical offset, if any. A scan that starts at
+        this offset does not report this gap.
         """
         return [gap(place.start, place.end) for place in self.view.store.log.gaps()
                 if place.start == start]

@@ -1,7 +1,7 @@
 """The opened store: its contents, read folder by folder, and the damage found while reading.
 
-Only one thread at a time may use a `StoreView`. A long scan uses another reader, which sees the
-same state of the store.
+Only one thread at a time may use a `StoreView`. A long scan uses a second reader, which sees the
+store in the same state.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _ID_DIGITS = (32, 56)
 
 @dataclass(frozen=True, slots=True)
 class BrowsedPlace:
-    """A node of the tree. ``kind``: ``log`` (the complete log), ``file`` (at ``path``), ``topic``,
-    ``queue`` (of ``topic``), or a branch, for which the list shows nothing. ``group`` and ``at``: a
-    consumer group and its consumer offset in the queue.
+    """A node of the tree.
+
+    * ``kind``: ``log`` (the complete log), ``file`` (at ``path``), ``topic``, ``queue`` (of
+      ``topic``), or a branch, for which the list is empty
+    * ``group``, ``at``: a consumer group and its consumer offset in the queue
     """
 
     kind: str = "log"

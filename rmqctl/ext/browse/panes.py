@@ -140,8 +140,8 @@ def _body(record: Record, width: int) -> Iterator[Line]:
 
 
 def indented(words: str) -> str | None:
-    """Add line breaks and indentation to a JSON text, without changing other characters. Return
-    None unless the text is a JSON object or array.
+    """Return a JSON object or array with line breaks and indentation; other characters do not
+    change. Return None for any other text.
     """
     if words.lstrip()[:1] not in ("{", "["):
         return None

@@ -1,7 +1,7 @@
 """The overview at the top of the screen: a verdict, damage in the log, and store times of messages.
 
-The verdict comes from `rmqctl preflight`, or after a full verification from `rmqctl doctor`. Only a
-sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts that
+The verdict comes from `rmqctl preflight` or, after a full verification, from `rmqctl doctor`. Only
+a sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts that
 were not read are shown as not read, never as intact.
 """
 
@@ -45,10 +45,13 @@ Piece = tuple[str, str]
 
 @dataclass(slots=True)
 class LogOverview:
-    """A survey of the log. ``first`` and ``end``: range of physical offsets of the log files;
-    ``used``: end of the written data. ``samples``: evenly spaced physical offsets, each with the
-    store time (ms) of the next record. ``start``: the prediction of startup; ``diagnosis``: the
-    result of `doctor`, after a full verification.
+    """A survey of the log.
+
+    * ``first``, ``end``: range of physical offsets of the log files
+    * ``used``: end of the written data
+    * ``samples``: evenly spaced physical offsets, each with the store time (ms) of the next record
+    * ``start``: the prediction of startup
+    * ``diagnosis``: the result of `doctor`, after a full verification
     """
 
     has_abort: bool = False
@@ -178,9 +181,10 @@ def _stored(source: FileSource, place: int) -> int | None:
 
 def log_strip(shown: LogOverview, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
-    """Return the map of the log, from its first to its last byte, as one line. ``damaged``: ranges
-    of damage found since the survey; ``read_of``: function that returns the number of bytes already
-    read in a range.
+    """Return a map of the complete log as one line.
+
+    * ``damaged``: ranges of damage found since the survey
+    * ``read_of``: returns the number of bytes already read in a range
     """
     length = shown.reach - shown.first
     if length <= 0:
@@ -220,8 +224,8 @@ def time_range(shown: LogOverview) -> Span | None:
 
 
 def time_strip(shown: LogOverview, width: int) -> list[Piece]:
-    """Return the time axis as one line: bars for the bytes of messages by store time; the times of
-    lost messages are marked.
+    """Return the time axis as one line: bars for the bytes of messages by store time, and marks for
+    the times of lost messages.
     """
     span = time_range(shown)
     if span is None:

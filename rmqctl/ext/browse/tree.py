@@ -39,8 +39,8 @@ _LISTED = {"log", "file", "topic", "queue"}
 Child = tuple[str, BrowsedPlace | None, bool]
 """A child of a node: its label, its place, and whether it can have children."""
 Data = BrowsedPlace | list[Child]
-"""Data of a node: its place. A node with many children has them divided into branches; the data of
-such a branch is the list of its children.
+"""Data of a node: its place. If a node has too many children, they are divided into branches; the
+data of such a branch is the list of its children.
 """
 
 

@@ -70,8 +70,8 @@ class RowList(Widget, can_focus=True):
         """Enter was pressed on the row."""
 
     class Reading(Message):
-        """Progress of a read: the ``share`` of the listing read so far (None when the read ends),
-        and ``problem``, the reason if the read failed.
+        """Progress of a read. ``share``: part of the listing read so far (None when the read ends).
+        ``problem``: the reason if the read failed.
         """
 
         def __init__(self, share: float | None, problem: str = "") -> None:

@@ -24,8 +24,10 @@ _REPORT_S = 0.1
 
 
 class Working(App[None]):
-    """An application whose main screen has a line ``#status``. ``failure``: the unexpected error
-    that ended the application, if any; ``terminated``: whether SIGTERM ended it.
+    """An application whose main screen has a line ``#status``.
+
+    * ``failure``: the unexpected error that ended the application, if any
+    * ``terminated``: whether SIGTERM ended the application
     """
 
     def __init__(self) -> None:
@@ -44,8 +46,8 @@ class Working(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """End the application with the exit code for unexpected errors, without a traceback on the
-        screen. Ignore errors of events that arrive after the screens were closed.
+        """End the application with the exit code for unexpected errors, and show no traceback.
+        Errors after the screens were closed are ignored.
         """
         if not self.screen_stack:
             return
@@ -70,8 +72,8 @@ class Working(App[None]):
 
     def run_task(self, title: str, total: int, work: Callable[[Watch], T],
              then: Callable[[T], None]) -> None:
-        """Run a long task in a thread and show its progress; then call ``then`` with its result. A
-        new task stops the previous one, so that only one task runs at a time.
+        """Run a long task in a thread and show its progress, then call ``then`` with its result. A
+        new task stops the previous task.
         """
         self.stop_task()
 

@@ -1,8 +1,8 @@
 """Read one Avro datum within bounds, with fastavro's reader in Python.
 
 fastavro's compiled reader does not limit depth: with a recursive schema, a body could crash the
-process. The sizes that a body declares are checked during the read, because integers and decimals
-of unlimited length take quadratic time.
+process. This module also checks the sizes that a body declares, because integers and decimals of
+unlimited length take quadratic time.
 """
 
 from __future__ import annotations

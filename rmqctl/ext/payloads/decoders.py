@@ -108,8 +108,8 @@ def _structure(body: bytes) -> Plain:
 
 
 def _auto(body: bytes, message: MessageInfo, depth: int = 0) -> tuple[Any, str]:
-    """Decode a body only if its format is certain: it has the magic of gzip, or is a JSON object or
-    list. Raises: NotRecognized.
+    """Decode a body only if its format is certain: gzip (by its magic), or a JSON object or list.
+    Raises: NotRecognized.
     """
     if body.startswith(_GZIP) and depth < _MAX_GZIP:
         content = _gunzip(body)

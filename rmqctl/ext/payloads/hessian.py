@@ -1,13 +1,15 @@
 """Values in Hessian 2.0, the serialisation of Dubbo and of many Java services.
 
-Source: the serialisation draft of Caucho (grammar and table of byte codes). Four-byte doubles
-(``x5f``) count thousandths, as the Java implementations write them. An object becomes a dict of its
-fields with its class as ``@class``, and so does a map with a type; types of lists are omitted. A
-reference to a container that is still being read (a cycle) becomes ``{"@ref": N}``: the N-th list,
-map or object, counted from 0.
+Source: the serialisation draft of Caucho (grammar and table of byte codes).
+
+* Four-byte doubles (``x5f``) count thousandths, as the Java implementations write them.
+* An object, or a map with a type, becomes a dict with its class as ``@class``.
+* The types of lists are omitted.
+* A reference to a container that is still being read (a cycle) becomes ``{"@ref": N}``: the N-th
+  list, map or object, counted from 0.
 
 Bytes may be hostile: depth and number of values are bounded, and no class is ever instantiated.
-Repeated references return the same object, so code that copies or writes values counts that object
+Repeated references return the same object; code that copies or writes values counts that object
 each time.
 """
 

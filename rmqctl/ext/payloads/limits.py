@@ -1,14 +1,14 @@
 """Run decoders within limits: of bytes, values, nesting depth and CPU time for each body.
 
 Every decoder, whether built in, from a library, a plug-in or a function of the user, runs in
-`bounded`. A decoder that exceeds a limit ends with an error for that body only, and the listing
-continues.
+`bounded`. A decoder that exceeds a limit ends with an error for that body only.
 
-Bytes, values and depth are limited by a `Budget`. Some decoders do a bounded amount of work within
-these limits, and need no time limit. For all other decoders, a thread checks each second for bodies
-that take more than `MAX_SECONDS` of CPU time, and makes Python raise `TooLongError` in the decoding
-thread. Python raises it between two bytecode instructions: a library that does not return from C
-code is not interrupted, so decoders in C must run in linear time.
+A `Budget` limits bytes, values and depth. A decoder whose work is bounded by these limits needs no
+time limit. For all other decoders, a thread checks each second for bodies that take more than
+`MAX_SECONDS` of CPU time, and makes Python raise `TooLongError` in the decoding thread.
+
+Python raises this error only between two bytecode instructions. It cannot interrupt C code, so
+decoders in C must run in linear time.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Decoder = Callable[[bytes, MessageInfo], tuple[Any, str]]
 
 
 class TooLongError(BaseException):
-    """Raised in a thread that decodes for too long. It is not an `Exception`, so that ``except
-    Exception`` in a plug-in does not catch it.
+    """Raised in a thread that decodes for too long. This class is not an `Exception`, so that a
+    plug-in with ``except Exception`` does not catch it.
     """
 
 
@@ -96,8 +96,8 @@ class _Watch:
                 threading.Thread(target=self._run, name="rmqctl-decoding", daemon=True).start()
 
     def leave(self) -> None:
-        """Stop watching this thread. A pending `TooLongError` may be raised during this call, but
-        no `TooLongError` is raised after this call returns.
+        """Stop watching this thread. This call may raise a pending `TooLongError`; after its return
+        no `TooLongError` is raised.
         """
         thread = threading.get_ident()
         with self._lock:

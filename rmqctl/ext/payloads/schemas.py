@@ -92,9 +92,10 @@ def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] 
 
 
 def protobuf(argument: str) -> Reader:
-    """Return a function that reads a body as a Protobuf message. ``argument``: ``DESC#TYPE``, the
-    type of the message and a file with descriptors written by ``protoc --descriptor_set_out=DESC
-    --include_imports``.
+    """Return a function that reads a body as a Protobuf message.
+
+    ``argument``: ``DESC#TYPE``. ``DESC`` is a file written by
+    ``protoc --descriptor_set_out=DESC --include_imports``, ``TYPE`` is the type of the message.
     Raises: UsageError, StoreIOError, MissingExtraError.
     """
     # Read the descriptors of the user's file.

@@ -22,8 +22,11 @@ def plain(value: Any) -> Any:
     """Return a copy of ``value`` that consists of dicts with text keys, lists, str, int, float,
     bool and None.
 
-    Times become epoch ms, or ISO-8601 text if they have no time zone. Bytes become base64, Decimals
-    and UUIDs become text, non-finite numbers become None, and invalid characters become U+FFFD.
+    * Times become epoch ms, or ISO-8601 text if they have no time zone.
+    * Bytes become base64; Decimals and UUIDs become text.
+    * Non-finite numbers become None.
+    * Invalid characters become U+FFFD.
+
     Raises: ValueError if the `Budget` of a body is exceeded, or for any other type.
     """
     return _Plain().copy(value, 0)

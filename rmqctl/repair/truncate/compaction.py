@@ -1,9 +1,9 @@
 """Truncate the compaction logs of a store whose queues are truncated (spec: timer-and-others-5x.md
 §2).
 
-A broker serves a compacted topic only from its compaction log, and it does not add a message whose
-queue offset is already in the index of this log. So messages beyond the end of the queue would be
-served, and new messages with these queue offsets would be missing.
+A broker serves a compacted topic only from its compaction log. Messages beyond the end of the queue
+would still be served. New messages with their queue offsets would not be added, because the index
+of the compaction log already has these offsets.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _FOLDER, _LOG, _QUEUE, _POSITIONS = "compaction", "compactionLog", "compactionCq
 def cut_compaction(store: Store, ends: Mapping[QueueKey, int]) -> Changes:
     """Remove the messages at or after the end of their queue from the compaction logs.
 
-    ``ends``: the next queue offset of each queue to truncate; other queues are not changed. Raises:
-    StoreIOError.
+    ``ends``: for each queue to truncate, its next queue offset. Raises: StoreIOError.
     """
     cut = Changes()
     for topic in listing(store.path(_FOLDER, _LOG)).folders:

@@ -144,12 +144,12 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
 
 
 def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
-    """Return whether a broker would have created an index file if it had only received the messages
-    before ``to``. ``oldest``: whether the file is the oldest one. ``before``: header of the
-    previous file, if known.
+    """Return whether a broker that received only the messages before ``to`` would have created an
+    index file.
 
     The first message creates the first file. When a file is full, the next message creates the next
-    file. This also holds for messages without keys.
+    file, even if the message has no keys. ``oldest``: whether the file is the oldest one.
+    ``before``: header of the previous file, if known.
     """
     log = store.log
     if oldest:

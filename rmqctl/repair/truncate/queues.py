@@ -1,9 +1,8 @@
 """Truncate consume queues together with the log: plain queues, batch queues, extension units.
 
-The result is the same as if a broker had dispatched only the first part of the log. No file remains
-without an entry: when a broker truncates a queue, it accepts the first unit of the last file as an
-entry, whatever this unit contains (spec: consumequeue.md §6), so an empty file would add an invalid
-entry.
+The result is the same as if a broker had dispatched only the first part of the log. No file without
+entries is kept: a broker that truncates a queue accepts the first unit of the last file as an
+entry, even if the unit is empty (spec: consumequeue.md §6).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _EXT = "consumequeue_ext"
 
 @dataclass(slots=True, kw_only=True)
 class QueuesCut(Changes):
-    """Changes to the queues. ``next_offsets``: the next queue offset of each queue after the
-    truncation.
+    """Changes to the queues.
 
-    ``restarted``: queues that no longer have an entry, although their first entry was not at queue
-    offset 0; their queue offsets start at 0 again.
+    * ``next_offsets``: the next queue offset of each queue after the truncation
+    * ``restarted``: queues that lose all entries and whose first entry was not at queue offset 0;
+      their queue offsets start at 0 again
     """
 
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
@@ -102,9 +101,11 @@ def _behind(row: Any) -> int:
 class _Tail:
     """The end of a truncated queue. Positions are bytes from the start of the queue.
 
-    ``end``: position after the last kept entry; ``last``: this entry; both are None if no entry is
-    kept. ``used``: position after the last entry that the queue has now. ``newest``: the last
-    removed entry. ``first_address``: lowest extension address in the removed entries.
+    * ``end``: position after the last kept entry (None: no entry is kept)
+    * ``last``: the last kept entry (None: no entry is kept)
+    * ``used``: position after the last entry that the queue has now
+    * ``newest``: the last removed entry
+    * ``first_address``: lowest extension address in the removed entries
     """
 
     end: int | None

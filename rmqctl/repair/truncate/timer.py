@@ -1,8 +1,8 @@
 """Truncate the timer of 5.x together with the log: timer log, timer wheel and progress (spec:
 timer-and-others-5x.md §1).
 
-A slot of the wheel that points to a removed unit would hide the earlier units in its chain, so it
-is changed to point to the last unit in the chain that is kept.
+A slot of the wheel may point to a removed unit. Such a slot would hide the earlier units in its
+chain, so it is changed to point to the last kept unit.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
 AHEAD = "is then ahead of the queue"
-"""Part of the note on consumer offsets beyond the new end of a queue. `restore` lowers such
-offsets, and so omits the note.
+"""Part of the note on consumer offsets beyond the new end of a queue. `restore` omits this note: it
+lowers such offsets.
 """
 WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
@@ -65,8 +65,11 @@ MAX_LISTED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A plan that truncates a log. ``log_end``: end of the log before the truncation. ``lost``:
-    number of intact messages that are removed; ``lost_by_topic``: the same by topic.
+    """A plan that truncates a log.
+
+    * ``log_end``: end of the log before the truncation
+    * ``lost``: number of intact messages that are removed
+    * ``lost_by_topic``: the same by topic
     """
 
     plan: Plan
@@ -90,13 +93,15 @@ class Truncation:
 def truncate(store: Store, to: int, generation: int,
              step: Callable[[int], None] | None = None,
              scratch: Scratch | None = None) -> Truncation:
-    """Return the plan that truncates the log of ``store`` at physical offset ``to``. A database of
-    consume queues is rebuilt in ``scratch``.
+    """Return the plan that truncates the log of ``store`` at the physical offset ``to``. Nothing is
+    written to the store.
 
-    A record, a blank record, or an unused or damaged range must begin at ``to``. ``generation``:
-    generation of the broker (4 or 5). ``step`` is called with the number of bytes read after
-    ``to``. Nothing is written to the store. Raises: RefusedError with the nearest valid offsets;
-    StoreIOError.
+    * ``to``: start of a record, a blank record, or an unused or damaged range
+    * ``generation``: generation of the broker (4 or 5)
+    * ``step``: called with the number of bytes read after ``to``
+    * ``scratch``: folder in which a database of consume queues is rebuilt
+
+    Raises: RefusedError with the nearest valid offsets; StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     store.layout.require(store.root, "consumequeue")
@@ -174,8 +179,8 @@ def _left_as_is(store: Store, to: int) -> list[str]:
 
 
 def _damage_before(store: Store, to: int) -> int | None:
-    """Return the offset of the first damage in the files that a broker's recovery may scan after
-    the truncation; None if they are intact.
+    """Return the offset of the first damage in the last files before ``to``; None if they are
+    intact. A broker's recovery may scan these files after the truncation.
     """
     log = store.log
     numbers = [number for number, file in enumerate(log.files) if file.base < to]
@@ -343,9 +348,11 @@ class RemovedMessages:
 def removed_messages(store: Store, to: int, progress: ConsumerProgress,
                      step: Callable[[int], None] | None = None,
                      lost_places: Array | None = None) -> RemovedMessages:
-    """Read the log from the boundary ``to`` on, and return the messages found. ``step`` is called
-    with the number of bytes read. ``lost_places``: physical offsets of messages that are already
-    lost. Raises: StoreIOError.
+    """Read the log from the boundary ``to`` on, and return the messages found. Raises:
+    StoreIOError.
+
+    ``step`` is called with the number of bytes read. ``lost_places``: physical offsets of messages
+    that are already lost.
     """
     cut = RemovedMessages()
     topics = text.Dictionary()
