@@ -227,9 +227,9 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
                 note: Callable[[int], None] | None) -> tuple[list[Part], list[DamagedRange], int,
                                                              int]:
-    """Copy the log from ``copied_end`` to ``end``. Return (the copied parts with their SHA-256
-    sums, damaged byte ranges, number of intact messages, newest store time); the last three are
-    about the range ``[start, end)``.
+    """Copy the log from ``copied_end`` to ``end``. Return (copied parts with their SHA-256 sums,
+    damaged byte ranges, number of intact messages, newest store time). The last three are about
+    ``[start, end)``.
 
     While the next part is copied, earlier parts are hashed, fsynced and checked. ``note`` is called
     with each physical offset up to which the copy has been fsynced.
@@ -266,7 +266,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
-    """Return the physical offset up to which an unfinished first run has copied the log; if the
+    """Return the physical offset up to which an unfinished first run has copied the log. If the
     copy does not match the store's log, return the start of the log. Raises: StoreIOError.
     """
     copied_end, first = min(begun.reached, end), view.log.min_offset

@@ -105,8 +105,8 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """Physical offset up to which the log has been copied. The thread that checks the copy waits
-    until the records to check have been copied.
+    """Physical offset up to which the log has been copied. The checking thread waits until the
+    records to check have been copied.
     """
 
     def __init__(self) -> None:
@@ -154,10 +154,13 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
 def mend_log(view: Store, copies: Copies, copied_end: int,
              damaged: Sequence[DamagedRange]) -> tuple[
         bool, bool]:
-    """Copy the ranges ``damaged`` again: they were damaged when they were first copied, and the
-    store has been repaired in place since then. Nothing else is overwritten, because a message that
-    the repair replaced by a filler may be intact in the copy. Return (whether anything was copied,
-    whether the copy equals the store's log up to ``copied_end``). Raises: StoreIOError.
+    """Copy the ranges ``damaged`` again: the store has been repaired in place since they were first
+    copied. Nothing else is overwritten, because a message that the repair replaced by a filler may
+    be intact in the copy.
+
+    Return (whether anything was copied, whether the copy equals the store's log up to
+    ``copied_end``).
+    Raises: StoreIOError.
     """
     before = copies.written
     files = {relative(view, file): file for file in view.log.files}
@@ -211,8 +214,8 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 @contextmanager
 def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
                            lost: list[DamagedRange]) -> Iterator[None]:
-    """If the device can no longer read one of the files, keep the copies of all of them, and add
-    all of them to ``lost``.
+    """If the device can no longer read one of the files, keep the copies of all files, and add all
+    files to ``lost``.
     """
     try:
         yield
@@ -227,13 +230,14 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[DamagedRange]) -> bool:
-    """Copy the new data of append-only files, oldest file first. So if a file has a non-empty copy,
-    the copies of all earlier files are complete, even after a run was killed. If entries at the end
-    of a file are zeros in the store now, their copies are kept and added to ``lost``.
+    """Copy the new data of append-only files, oldest file first. So the copies of all files before
+    a non-empty copy are complete, even after a run was killed.
 
     Return whether the copy belongs to a different queue, for example because the topic was deleted
-    and created again. In this case all entries are compared, and copies of files that the store
-    does not have are removed.
+    and created again. Then all entries are compared, and copies of missing files are removed.
+
+    Entries at the end of a file that are zeros in the store now keep their copies, and are added to
+    ``lost``.
     """
     if not files:
         return False
@@ -299,9 +303,9 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """If a queue file equals its copy except that its last entries are zeros now, return the end of
-    its other entries; otherwise return None. The copy of such a file is kept unchanged, because
-    copies of a queue or a log are never shortened.
+    """If the last entries of a queue file are zeros now and all others equal the copy, return the
+    end of the others; else None. The copy of such a file is kept unchanged: copies of a queue or a
+    log are never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -309,9 +313,11 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRange]:
-    """Copy the new entries of the index files, then the changed slots, then the headers or, with
-    ``compare``, everything that differs. Remove the copies of files that the store has deleted and
-    created again. Return the files that could not be read. Raises: StoreIOError.
+    """Copy the index files: first the new entries, then the changed slots, then the headers. With
+    ``compare``, copy everything that differs. Remove the copies of files that the store has deleted
+    and created again.
+
+    Return the files that could not be read. Raises: StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
@@ -475,9 +481,10 @@ def _remove_gone(root: str, copies: Copies) -> None:
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
-    """Copy a file unless its size and modification time equal those of the copy. For an append-only
-    file, copy only the new bytes; if the file was replaced, keep its old copy for earlier points.
-    Raises: OSError.
+    """Copy a file unless its size and modification time equal those of the copy. Raises: OSError.
+
+    For an append-only file, copy only the new bytes. If such a file was replaced, keep its old copy
+    for earlier points.
     """
     source, target = os.path.join(root, name), copies.path(name)
     if copies.takes(source, name):

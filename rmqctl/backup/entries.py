@@ -3,12 +3,12 @@
 The entries are stored as files of a restore point, below ``.rmqctl/queues``:
 
 * ``NUMBER``: groups of entries, one after the other. Each group begins with a line of JSON that
-  names its queue file; the entries follow. A run appends its groups to the newest of these files.
+  names its queue file. A run appends its groups to the newest of these files.
 * ``ends``: for each queue, the end of its stored entries and its last entry, as compressed JSON.
 
-A restore writes the consume queues from these entries. If the log is intact, it determines the
-entries, and the restored entries are compared with it. Entries that the log does not determine
-(after damage, or of a topic that was created again) are restored as stored.
+A restore writes the consume queues from these entries and compares them with the log. Where the log
+is intact, it determines the entries. Other entries (after damage, or of a topic that was created
+again) are restored as stored.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
     """Write the checkpoint of a copied store whose log ends at ``end``. Lower each consumer offset
-    that is beyond the end of its queue to this end; offsets in RocksDB are not changed. Return the
-    number of lowered offsets. Raises: StoreIOError.
+    beyond the end of its queue to this end, except offsets in RocksDB.
+
+    Return the number of lowered offsets. Raises: StoreIOError.
     """
     with Store.open(root) as opened, opened.up_to(end) as store:
         with Scratch() as scratch:
@@ -54,8 +55,8 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
-    """Remove the queues of topics that were deleted from the store before a point but whose
-    messages are still in the log before ``end``. Return notes.
+    """Remove the queues of topics that were deleted from the store before a point, although the log
+    before ``end`` still has their messages. Return notes.
     """
     if point.log_end > end:
         return []
@@ -98,8 +99,9 @@ def _is_unknown(topic: str, configured: frozenset[str]) -> bool:
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
     """Return (a plan that lowers consumer offsets to the end of their queues, number of lowered
-    offsets). ``in_files``: skip offsets in RocksDB. Damaged files are not changed. Raises:
-    StoreIOError.
+    offsets). Damaged files are not changed. Raises: StoreIOError.
+
+    ``in_files``: whether to skip offsets in RocksDB.
     """
     view = view_of(store, "disk")
     ahead: list[MovedOffset] = []

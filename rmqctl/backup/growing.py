@@ -62,11 +62,10 @@ class Copies:
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
         """Copy ``[start, end)`` of a file whose copy is valid before ``start``, and extend the copy
-        to the size of the file.
+        to the size of the file. Raises: StoreIOError if the copy cannot be written.
 
-        ``compare``: the copy already contains most of ``[start, end)``; write only sectors that
-        differ. Source ranges that cannot be read are added to ``unread``. Raises: StoreIOError if
-        the copy cannot be written.
+        ``compare``: write only sectors that differ, because the copy already contains most of the
+        range. Source ranges that cannot be read are added to ``unread``.
         """
         fd = self._open(relative, source.size)
         try:
@@ -107,8 +106,8 @@ class Copies:
         self.written += len(data)
 
     def takes(self, source: str, relative: str) -> bool:
-        """Return whether a subclass has stored the file itself, so that the file need not be copied
-        to a folder. Raises: OSError.
+        """Return whether this method has stored the file itself, as a subclass may do. Then the
+        file need not be copied to a folder. Raises: OSError.
         """
         return False
 

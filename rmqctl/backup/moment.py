@@ -24,8 +24,8 @@ from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
-"""``_PATIENCE``: maximum number of seconds to wait until the broker has written the entries of the
-last message; ``_LOOK``: number of seconds between two checks.
+"""``_PATIENCE``: maximum wait, in seconds, for the entries of the last message. ``_LOOK``: seconds
+between two checks.
 """
 _MAX_LAGGING = 64 << 20
 """Maximum number of bytes at the end of the log that may have no entries yet. If more bytes have
@@ -38,13 +38,16 @@ _PAGE = 1 << 16
 
 
 def fix(store: Store, least: int = 0) -> tuple[Store, int]:
-    """Return (a view of the store as it is now, the end of its log); the caller closes the view. If
-    no process writes to the store, the view includes any damage. Raises: StoreIOError.
+    """Return (a view of the store as it is now, the end of its log); the caller closes the view.
+    Raises: StoreIOError.
 
-    In a running broker's store, the log ends after the last message if all entries of this message
-    exist, otherwise before the last message that has entries. But if the last message that has
-    entries is more than `_MAX_LAGGING` bytes before the end of the log, or is not after ``least``
-    (the end of the existing copy), the log ends after the last message in any case.
+    If no process writes to the store, the view includes any damage at the end. In a running
+    broker's store, the log ends after the last message if all entries of this message exist,
+    otherwise before the last message that has entries.
+
+    The log also ends after the last message if the last message that has entries is more than
+    `_MAX_LAGGING` bytes before the end of the log, or not after ``least``, the end of the existing
+    copy.
     """
     with _now(store) as now:
         taken = live.take(now)

@@ -153,8 +153,8 @@ def _queues(
 
 
 def _lay(spans: list[ObjectSpan], added: Iterable[ObjectSpan], moved: int) -> None:
-    """Shift the spans ``added`` by ``moved`` bytes and insert them into the spans of a file; where
-    they overlap older spans, the added spans win.
+    """Insert the spans ``added``, shifted by ``moved`` bytes, into the spans of a file. Where they
+    overlap older spans, they replace these.
     """
     for start, end, name, at in added:
         span = ObjectSpan(start + moved, end + moved, name, at)
@@ -265,7 +265,7 @@ class _Reader:
 
     def next_data(self, path: str, position: int) -> int:
         """Return the first position at or after ``position`` that is in a span and not known to be
-        zero; the end of the file if no such position exists.
+        zero. If there is no such position, return the end of the file.
         """
         spans = self._of(path)
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)

@@ -2,12 +2,12 @@
 
 Object stores cannot append, so each run adds objects:
 
-* ``log/FILE/START-END-SHA``: a piece of a log file;
-* ``small/SHA256``: a piece of another file, or a list of pieces that is too long for a point;
+* ``log/FILE/START-END-SHA``: a piece of a log file
+* ``small/SHA256``: a piece of another file, or a list of pieces that is too long for a point
 * ``points/ID.json``: a restore point, written last. It names all pieces of all files.
 
-Zeros are not stored: bytes that no piece covers are zeros. Objects of a run that was killed are
-named by no point, and `--keep` removes them.
+Zeros are not stored: bytes that no piece covers are zeros. A killed run leaves objects that no
+point names; `--keep` removes them.
 """
 
 from __future__ import annotations
@@ -71,10 +71,13 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A restore point and the files that it names. ``tail``: SHA-256 of the end of the log.
-    ``queues``: structure in which the store kept its consume queues, for example ``rocksdb``.
-    ``holes``: damage in the log that any run found. ``log``, ``others``: files by path.
-    ``settings``: values of `Settings` with which queues and index were created.
+    """A restore point and the files that it names.
+
+    * ``tail``: SHA-256 of the end of the log
+    * ``queues``: form in which the store kept its consume queues, for example ``rocksdb``
+    * ``holes``: damage in the log that any run found
+    * ``log``, ``others``: files by path
+    * ``settings``: values of `Settings` with which queues and index were created
     """
 
     point: Point

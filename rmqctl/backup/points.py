@@ -1,8 +1,8 @@
 """Restore points: what each run of a backup records, in ``.rmqctl/backup`` of the backup's folder.
 
-A point is a folder named after its time; it contains ``point.json`` and the small files as of that
-time. The folder gets this name only after all its data has been fsynced: a run that was killed
-leaves no point, and the next run continues from the previous point.
+A point is a folder named after its time; it contains ``point.json`` and the small files of that
+time. The folder gets its name only after its data has been fsynced. So a killed run leaves no
+point, and the next run continues from the previous point.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """A damaged byte range of a file of the store. ``unread``: whether the device could not read
-    it; ``kept``: whether the backup keeps an earlier copy of it.
+    """A damaged byte range of a file of the store.
+
+    * ``unread``: whether the device could not read the range
+    * ``kept``: whether the backup keeps an earlier copy of the range
     """
 
     file: str
@@ -161,8 +163,10 @@ def publish(backup: str, folder: str, point: Point) -> None:
 
 
 class Begun(NamedTuple):
-    """Record of an unfinished run: its store and, if it is the first run of a backup, the physical
-    offset up to which the copy of the log has been fsynced.
+    """Record of an unfinished run.
+
+    * ``store``: the store to back up
+    * ``reached``: in a first run, the physical offset up to which the copied log has been fsynced
     """
 
     store: str

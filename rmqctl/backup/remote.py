@@ -74,8 +74,10 @@ _DAY = 86_400_000
 
 
 class _Uploads(Copies):
-    """The copies that a run stores as objects of a backup. ``root``: a local folder with an empty
-    file for each stored file. ``border``: a physical offset at which a piece must end.
+    """The copies that a run stores as objects of a backup.
+
+    * ``root``: a local folder with an empty file for each stored file
+    * ``border``: a physical offset at which a piece must end
     """
 
     __slots__ = ("_at_once", "_sending", "border", "last", "log", "objects", "others", "parts",
@@ -268,8 +270,8 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
 
 
 def _lower_offsets(view: Store, uploads: _Uploads) -> int:
-    """Lower consumer offsets beyond the end of their copied queue to this end, in the stored files
-    only; offsets in RocksDB are not changed. Return the number of lowered offsets.
+    """Lower each consumer offset beyond the end of its copied queue to this end, in the stored
+    files only. Offsets in RocksDB are not changed. Return the number of lowered offsets.
     """
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)
@@ -411,7 +413,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
     """Create the store ``target`` from a backup at a URL, as `restore.restore` does. Each
-    downloaded object is compared with its SHA-256. Raises: StoreIOError.
+    downloaded object is checked against its SHA-256. Raises: StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")

@@ -88,14 +88,17 @@ def point_at(points: Sequence[Point], until: int | None) -> Point:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Create the store ``target`` from a backup: at the newest restore point, at ``point``, with
-    the messages stored up to the time ``until`` (epoch ms), or with the messages before the
-    physical ``offset``.
+    """Create the store ``target`` from a backup. By default the newest restore point is restored.
 
-    The store gets the name ``target`` only when it is complete. ``seed_slave``: restore without the
-    broker's identity, and only if the log equals the master's. Raises: RefusedError if ``target``
-    exists and is not empty, NotAStoreError if ``backup`` is not a backup, UsageError for an unknown
-    point, StoreIOError.
+    * ``point``: the restore point to restore
+    * ``until``: restore the messages stored up to this time (epoch ms)
+    * ``offset``: restore the messages before this physical offset
+    * ``seed_slave``: omit the broker's identity; the log must equal the master's
+
+    The store gets the name ``target`` only when it is complete.
+
+    Raises: RefusedError if ``target`` exists and is not empty, NotAStoreError if ``backup`` is not
+    a backup, UsageError for an unknown point, StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")
@@ -285,8 +288,8 @@ def end_of(store: Store, point: Point, newest: Point) -> int:
 
 
 def end_at(store: Store, until: int, end: int) -> int:
-    """Return the physical offset of the first message that was stored after the time ``until``;
-    ``end``, the end of the log, if no such message exists.
+    """Return the physical offset of the first message stored after the time ``until``. If there is
+    none, return ``end``, the end of the log.
     """
     log = store.log
     for file in reversed(log.files):
@@ -344,7 +347,7 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
 
 
 def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
-    """Restore the files that a later run replaced, in the version of the point ``last``; remove
+    """Bring the files that later runs replaced back to their versions at the point ``last``. Remove
     files that did not exist at that point. Raises: StoreIOError.
     """
     if last.appended is not None:
@@ -359,9 +362,11 @@ def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> No
 
 
 def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
-    """Return the plan that truncates compaction logs at the end of their queues. The copied
-    compaction logs may extend beyond these ends, because they were copied after the end of the log
-    was determined. A queue in ``queues`` that has no message ends at 0.
+    """Return the plan that truncates compaction logs at the end of their queues. A queue in
+    ``queues`` that has no message ends at 0.
+
+    The compaction logs were copied after the end of the log was determined, so they may extend
+    beyond the ends of the queues.
     """
     keys = store.known_queues.keys() if queues is None else queues
     ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0

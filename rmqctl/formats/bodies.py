@@ -22,8 +22,7 @@ MAX_MEMBERS = 10_000
 
 _FIRST_PIECE = 512
 """Number of bytes in the decompressor's first input for a member; each further input is twice as
-large. The first input is small because unused input is copied, and a body may consist of many small
-members.
+large. Unused input is copied and a body may have many small members, so the first input is small.
 """
 
 

@@ -119,8 +119,8 @@ build = ENTRY_HEAD.build
 
 
 def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
-    """Return the entry header at the start of ``raw`` if its ``pos`` equals ``where``, a byte
-    offset in the data; else None.
+    """Return the entry header at the start of ``raw``. Return None if its ``pos`` differs from
+    ``where``, a byte offset in the data.
     """
     if len(raw) < HEAD_SIZE:
         return None

@@ -1,8 +1,8 @@
 """A fixed-size unit: one declaration, an exact reader, a fast reader and a builder.
 
-`Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse` uses
-construct, `decode` the struct derived by `layout`; they return equal tuples and reject the same
-bytes with the same message.
+`Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse` reads
+with construct, `decode` with the struct that `layout` derives. They return equal tuples, and reject
+the same bytes with the same message.
 """
 
 from __future__ import annotations

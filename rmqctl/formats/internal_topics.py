@@ -86,7 +86,7 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
     """Return the body reader for a topic to which only brokers and client libraries write; None for
     other topics.
 
-    The reader receives the body, the properties and a JSON reader, and returns (value, kind) or
+    The reader receives the body, the properties and a JSON reader. It returns (value, kind) or
     raises ValueError.
     """
     if topic == TRACE_TOPIC or topic.startswith(_TRACE_PREFIX):

@@ -169,10 +169,8 @@ def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tup
 
 
 def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _struct.Struct:
-    """Return a compiled ``struct.Struct`` that unpacks the named prefix fields from a record start.
-
-    Bytes between and before the named fields are skipped. Without names, it unpacks the entire
-    prefix.
+    """Return a compiled ``struct.Struct`` that unpacks the named fields of the prefix; without
+    names, the entire prefix. Bytes before and between the named fields are skipped.
     """
     wanted = prefix(declaration, **context)
     if names:
@@ -189,11 +187,11 @@ def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _st
 
 def dtype(declaration: Construct[Any, Any], *names: str, itemsize: int | None = None,
           **context: int) -> np.dtype[Any]:
-    """Return a numpy structured dtype over the (named) fields, with the declared offsets.
+    """Return a numpy structured dtype of the named fields (default: the prefix) at their declared
+    offsets.
 
-    Without ``itemsize``, the dtype spans the entire fixed-size declaration, so ``np.frombuffer``
-    reads an array of units. With ``itemsize``, it reads a prefix of records that were gathered to
-    that width.
+    By default an item has the size of the declaration, and ``np.frombuffer`` reads an array of
+    units. ``itemsize``: size of an item (bytes) if only the start of each record was gathered.
     """
     import numpy as np
 

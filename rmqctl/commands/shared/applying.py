@@ -1,7 +1,7 @@
-"""Code that all repair commands share: showing the plan and, with ``--apply``, carrying it out.
+"""Code that all repair commands share: show the plan and, with ``--apply``, carry it out.
 
-A command passes a function to `run` that proposes a plan. This module does everything else: it
-locks the store, completes an interrupted repair, asks the user, keeps the journal, prints.
+A command passes to `run` a function that proposes a plan. This module locks the store, completes an
+interrupted repair, asks the user, keeps the journal, and prints.
 """
 
 from __future__ import annotations
@@ -110,9 +110,11 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """Facts about a tier to repair. ``homes``: the store roots of its brokers, to lock as well.
-    ``is_root``: function that raises if a path is not the root of a tier. ``writes``: folders with
-    the tier's metadata, to which the repair may write.
+    """Facts about a tier to repair.
+
+    * ``homes``: store roots of the tier's brokers, which are also locked
+    * ``is_root``: raises if a path is not the root of a tier
+    * ``writes``: folders with the tier's metadata, to which the repair may write
     """
 
     homes: Sequence[str]
@@ -164,14 +166,17 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         folders: Sequence[str] = (), complete: str | None = None) -> None:
     """Show the plan of the command ``name`` for a store; with ``--apply``, carry it out.
 
-    ``propose``: function that returns the plan. It receives a scratch folder, in which it may
-    create files: if the plan is only shown, a temporary folder below ``scratch_above`` (None: the
-    system's default); with ``--apply``, a folder on the store's file system, created under the
-    store's lock. ``resume``: whether the scratch folder may contain files of an interrupted run,
-    and is kept if this run is interrupted. ``tier``: facts about the tier if ``store_root`` is the
-    root of a tier. ``writes``: structures that must be in a writable form (None: all);
-    ``made_anew`` and ``mends``: see `Layout.require_writable`. ``folders``: log folders that
-    options name. ``complete``: id of the interrupted repair to complete without asking.
+    * ``propose``: returns the plan. It receives a scratch folder, in which it may create files.
+      With ``--apply`` this folder is on the store's file system and is created under the store's
+      lock. For a plan that is only shown, it is a temporary folder below ``scratch_above``.
+    * ``scratch_above``: parent of temporary folders (None: the system's default)
+    * ``resume``: whether the scratch folder may contain files of an interrupted run, and is kept if
+      this run is interrupted
+    * ``tier``: facts about the tier if ``store_root`` is the root of a tier
+    * ``writes``: structures that must be in a writable form (None: all)
+    * ``made_anew``, ``mends``: see `Layout.require_writable`
+    * ``folders``: log folders that options name
+    * ``complete``: id of the interrupted repair to complete without asking
 
     Asks for confirmation on a terminal, unless ``--yes`` is given or the output is data. Without a
     terminal, ``--apply`` is enough, because `undo` reverts everything.
@@ -226,8 +231,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """An interrupted repair, for output with the plan: as JSON ``fields`` and for the ``page``.
-    ``next``: the command that completes the repair; empty if ``--apply`` completes it.
+    """An interrupted repair, shown with the plan. ``fields``: as JSON. ``page``: for people.
+    ``next``: the command that completes the repair; empty if ``--apply`` does.
     """
 
     fields: Mapping[str, Any]
@@ -237,7 +242,8 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn about an interrupted repair and return it; None if no repair was interrupted.
+    """Warn about an interrupted repair and return it; return None if there is no interrupted
+    repair.
     Raises: UsageError if ``complete`` is not the id of the interrupted repair.
     """
     from rmqctl.repair.executor.journal import pending
@@ -291,8 +297,8 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """Add two things to the proposal: the list of files that will be moved aside, and a note about
-    files that will be changed in place although they have hard links.
+    """Add the list of files that will be moved aside to the proposal. Also add a note if files with
+    hard links will be changed in place.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
@@ -376,9 +382,11 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
-    """Ask for confirmation, then apply the plan. ``following``: the command to recommend after it.
-    ``around``: folders outside the store that `undo` finds without ``--write-outside``. ``named``:
-    folders that options name.
+    """Ask for confirmation, then apply the plan.
+
+    * ``following``: the command to recommend afterwards
+    * ``around``: folders outside the store that `undo` finds without ``--write-outside``
+    * ``named``: folders that options name
     """
     from rmqctl.files.bounds import WritableFolders
     from rmqctl.files.disk_usage import bytes_below
@@ -434,8 +442,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
-    """Report that there is nothing to do. Without a terminal, print this only as data, so that cron
-    sends no mail about it.
+    """Report that there is nothing to do. Without a terminal, report this only as data, so that
+    cron sends no mail.
     """
     if out.is_data:
         show_plan(out, proposal)

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 20
 _ALWAYS = 4
-"""Number of first columns (group, topic, queue, offset) that are always shown. Other columns are
-omitted if they are empty in all rows.
+"""Number of first columns (group, topic, queue, offset) that are always shown. Any other column is
+omitted if it is empty in all rows.
 """
 
 
 def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
     """Show the effect on consumers: a sentence, a table of affected queues, and the notes that are
-    not in ``shown``. Show nothing if there are no queues, or if it is certain that no group is
-    affected.
+    not in ``shown``. Show nothing if there are no queues, or if certainly no group is affected.
     """
     if consumers is not None and consumers.queues and (
             consumers.groups_affected or not consumers.complete):
@@ -48,8 +47,11 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """Return the table row for a group's queue. ``lost``: number of lost messages; ``unread``:
-    number of lost messages that the group has not read; ``twice``: number of redelivered messages.
+    """Return the table row for a group's queue.
+
+    * ``lost``: number of lost messages
+    * ``unread``: number of lost messages that the group has not read
+    * ``twice``: number of redelivered messages
     """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,

@@ -64,9 +64,10 @@ class CronOptions(OptionGroup):
             raise UsageError("--limit-rate must be greater than 0")
 
     def accepted(self, root: str, store: str | None) -> Baseline | None:
-        """Return the baseline, the set of accepted findings; None without ``--baseline``. With
-        ``--update-baseline``, a missing file is an empty baseline. ``store``: the store's name if
-        several stores are checked.
+        """Return the baseline: the set of accepted findings. Return None without ``--baseline``.
+        With ``--update-baseline``, a missing file is an empty baseline.
+
+        ``store``: the store's name if several stores are checked.
         """
         from rmqctl.checks.verify.baseline import Baseline
 

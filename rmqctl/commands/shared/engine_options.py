@@ -84,7 +84,7 @@ class EngineOptions(OptionGroup):
 
     def remarks(self) -> Iterator[str]:
         """Yield a note if rmqctl has no profile for the given broker version. The note names the
-        version whose profile is used instead.
+        version whose profile is used.
         """
         note = profile_note(self.version) if self.version else None
         if note is not None:
@@ -95,8 +95,8 @@ class EngineOptions(OptionGroup):
         return {name: getattr(self, name) for name in names.split()}
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
-        """Return the settings for writing to ``store``, from the fields ``names`` (separated by
-        spaces) and from ``more``, which has priority.
+        """Return the settings for writing to ``store``. ``names``: fields to use, separated by
+        spaces. ``more``: other fields, which have priority.
         Raises: the errors of `settings_from`.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,

@@ -42,8 +42,11 @@ _FOLDER_FORMATS = ("parquet", "json", "csv", "avro")
 
 
 class ExportRequest(NamedTuple):
-    """A checked request: the ``form`` of the file (None: a folder), the messages ``wanted``, and
-    the decoder of bodies (None: bodies are not decoded).
+    """A checked request.
+
+    * ``form``: form of the file (None: a folder)
+    * ``wanted``: messages to export
+    * ``decoding``: decoder of bodies (None: bodies are not decoded)
     """
 
     form: Form | None

@@ -106,10 +106,11 @@ class SelectOptions(OptionGroup):
              "repeatable, all match.")] = None
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
-        """Return these options as a selection of messages. ``tz``: the zone of times that are given
-        without one. ``decoding``: returns the decoder of bodies, for conditions on fields of the
-        body; None: such conditions are not allowed.
-        Raises: UsageError.
+        """Return these options as a selection of messages. Raises: UsageError.
+
+        * ``tz``: time zone of times without a zone
+        * ``decoding``: returns the decoder of bodies for conditions on fields of the body (None:
+          such conditions are not allowed)
         """
         from rmqctl.store.query.select import Selection
 
@@ -159,10 +160,10 @@ class MessageOptions(OptionGroup):
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """Return the fields to show: those named by ``--fields``; by default, all fields in output
-        for programs, and a few in output for people.
+        """Return the fields to show: those named by ``--fields``, by default all fields in output
+        for programs and a few in output for people.
 
-        ``more``: fields that the command adds to a message, which ``--fields`` may also name.
+        ``more``: fields that the command adds to a message; ``--fields`` may also name them.
         Raises: UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS

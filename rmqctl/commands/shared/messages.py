@@ -147,8 +147,8 @@ class ReadFaults:
         self.has_findings = True
 
     def end(self) -> None:
-        """Print notes on undecoded bodies and undecided records, and end the run if there were
-        problems: with exit code 5 if data could not be read, with 1 if data was damaged.
+        """Print notes on undecoded bodies and undecided records. Exit with code 5 if data could not
+        be read, with 1 if data was damaged.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)

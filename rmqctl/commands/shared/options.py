@@ -1,8 +1,8 @@
 """Options and arguments that several commands share.
 
 A type alias such as ``Jobs`` declares one option. A group such as ``StoreOptions`` is a dataclass
-whose fields are options, with methods that use their values. Commands receive parsed values: sizes
-and offsets as int, the zone as tzinfo. `rmqctl.commands.app.option_groups` describes groups.
+whose fields are options; its methods use their values. Commands receive parsed values: sizes and
+offsets as int, the zone as tzinfo. `rmqctl.commands.app.option_groups` describes groups.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 class LayoutOptions(OptionGroup):
     """Options for the layout of a store: folders and sizes.
 
-    A given option has priority over the broker's configuration file, which has priority over what
-    is detected from the store's files.
+    An option has priority over the broker's configuration file, and the file over the store's own
+    files.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
@@ -335,7 +335,7 @@ Jobs = Annotated[int, typer.Option(
 
 
 def worker_count(jobs: int) -> int:
-    """Return the number of worker threads for the value of ``--jobs``; for 0, the number of cores
+    """Return the number of worker threads for the value of ``--jobs``. 0 means the number of cores
     that this process may use.
     """
     if jobs:
@@ -348,8 +348,8 @@ def worker_count(jobs: int) -> int:
 
 
 def _cores_of_container() -> int:
-    """Return the CPU limit of the container (cgroup v2) as a number of cores, rounded up; a large
-    number without a limit.
+    """Return the CPU limit of the container (cgroup v2) as a number of cores, rounded up. Without a
+    limit, return a large number.
     """
     try:
         with open(_CPU_LIMIT, encoding="ascii") as file:

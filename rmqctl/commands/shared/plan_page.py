@@ -40,19 +40,25 @@ _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholde
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, and what a command shows with it: ``fields`` for the JSON document, and a ``summary``
-    above the actions on the human-readable page.
+    """A plan, and the texts and data that a command shows with it.
 
-    ``ends_with``: exit code after the plan was shown or applied. ``impact``: affected messages, if
-    other than those in the plan. ``instead``: words of the command to run instead of ``--apply``.
-    ``refused``: why ``--apply`` rejects the plan. ``choice``: alternative options, one of which the
-    user must add to the command line; ``why_choose``: what this choice decides. ``unfinished``:
-    description of an interrupted repair. ``moved``: all files that are moved aside. ``is_repair``:
-    whether the plan is step 3 (repair) of the four steps. ``tail``: the damaged end of the log,
-    which could be truncated instead. ``room``: disk space that the plan needs. ``listed``: tables
-    above the actions, each (heading, rows, columns). ``also``: text to add to the verdict.
-    ``checked_by``: words of the command that checks the store afterwards. ``purges``: whether kept
-    files are deleted, so that `undo` cannot revert the plan.
+    * ``fields``: for the JSON document
+    * ``summary``: shown above the actions
+    * ``ends_with``: exit code after the plan was shown or applied
+    * ``impact``: affected messages, if other than those in the plan
+    * ``instead``: words of the command to run instead of ``--apply``
+    * ``refused``: why ``--apply`` rejects the plan
+    * ``choice``: alternative options, one of which the user must add to the command line
+    * ``why_choose``: what this choice decides
+    * ``unfinished``: description of an interrupted repair
+    * ``moved``: all files that are moved aside
+    * ``is_repair``: whether the plan is step 3 (repair) of the four steps
+    * ``tail``: the damaged end of the log, which could be truncated instead
+    * ``room``: disk space that the plan needs
+    * ``listed``: tables above the actions, each (heading, rows, columns)
+    * ``also``: text to add to the verdict
+    * ``checked_by``: words of the command that checks the store afterwards
+    * ``purges``: whether kept files are deleted; `undo` then cannot revert the plan
     """
 
     plan: Plan
@@ -77,9 +83,11 @@ class Proposal:
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
-    """Show the plan as a JSON document or as a human-readable page. ``last``: last sentence of the
-    page. ``following``: the command to run next. ``done``: result fields if the plan was applied;
-    ``following`` is then the command that checks the store.
+    """Show the plan as a JSON document or as a human-readable page.
+
+    * ``last``: last sentence of the page
+    * ``following``: the command to run next; after ``--apply``, the command that checks the store
+    * ``done``: result fields if the plan was applied
     """
     plan = proposal.plan
     impact = _impact(proposal)

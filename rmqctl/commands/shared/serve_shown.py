@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rmqctl.output.screen import Screen
 
 _MAX_NAME = 255
-"""Maximum length of a name in an event, in UTF-16 code units; longer names are cut. A code unit has
-at most six bytes in JSON, so a pipe accepts a line with two such names without blocking.
+"""Maximum length of a name in an event, in UTF-16 code units; longer names are cut. In JSON a code
+unit has at most six bytes. So a line with two such names fits into a pipe without blocking.
 """
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
@@ -179,8 +179,11 @@ def _cut(name: str) -> str:
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
              seconds: float, **ends: str) -> None:
     """Show the live view: connections, rates, and tables of groups, topics and clients with
-    ``rows`` rows in total. ``notes``: recent problems. ``seconds``: time since the start. ``ends``:
-    addresses of other services, by name.
+    ``rows`` rows in total.
+
+    * ``notes``: recent problems
+    * ``seconds``: time since the start
+    * ``ends``: addresses of other services, by name
     """
     # Totals of the last second, over all brokers.
     brokers = server.brokers
@@ -229,8 +232,8 @@ def _lag_style(value: Any) -> str | None:
 
 
 class _Metrics:
-    """HTTP endpoint with metrics for Prometheus, which runs in the server's event loop. Its figures
-    are at most one second old. If too many clients connect, the oldest connection is closed.
+    """HTTP endpoint with metrics for Prometheus, in the server's event loop. Its figures are at
+    most one second old. If too many clients connect, the oldest connection is closed.
     """
 
     def __init__(self, server: Server) -> None:

@@ -61,8 +61,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StoreGaps(NamedTuple):
-    """Data that is known to be missing from the figures of a store. ``lost``: numbers of lost
-    messages. ``holes``: whether the log has zeros or a missing file between messages.
+    """Data that is known to be missing from the figures of a store.
+
+    * ``lost``: numbers of lost messages
+    * ``holes``: whether the log has zeros or a missing file between messages
     """
 
     lost: MissingMessages
@@ -71,9 +73,12 @@ class StoreGaps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatsFigures:
-    """The figures to show. ``by``: the key to count by. ``sums``: the figures of each store.
-    ``stores``: names of the stores, in the order of ``sums``; None: not shown. ``lacking``: what is
-    missing from the figures of each store; empty: not determined.
+    """The figures to show.
+
+    * ``by``: the key to count by
+    * ``sums``: the figures of each store
+    * ``stores``: names of the stores, in the order of ``sums`` (None: not shown)
+    * ``lacking``: what is missing from the figures of each store (empty: not determined)
     """
 
     by: str
@@ -122,8 +127,8 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
-    """Print the figures in the chosen format. End the run with exit code 5 if a part of a log could
-    not be read, 1 if a log is damaged or has lost messages.
+    """Print the figures in the chosen format. Exit with code 5 if a part of a log could not be
+    read, with 1 if a log is damaged or has lost messages.
     """
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
@@ -373,8 +378,8 @@ class StatsSource:
 
 
 def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int) -> int:
-    """Return the size in bytes of the ranges to divide each log into. ``partitions``: number of
-    ranges of the largest log (None: chosen for ``jobs`` workers).
+    """Return the size in bytes of the ranges into which each log is divided. ``partitions``: number
+    of ranges of the largest log (None: chosen for ``jobs`` workers).
     """
     from rmqctl.store.stats import range_size_for
 
@@ -387,7 +392,7 @@ def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int
 def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
     """Count the messages of each store, and warn about data that was not counted. ``together``:
-    whether to return a single sum for all stores.
+    whether to return one sum for all stores.
     """
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Threads

@@ -1,5 +1,5 @@
-"""Tables of findings or actions. If there are many, similar ones share a row: one row for each kind
-and topic. With --all, each finding or action has its own row.
+"""Tables of findings or actions. If there are many, those of the same kind and topic share a row.
+With --all, each finding or action has its own row.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _beginning(text: str) -> str:
 
 def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """Show a table of findings. ``row_of`` returns the row of a single finding; if there are many,
-    the table has one row for each kind and topic.
+    """Show a table of findings. ``row_of`` returns the row of a single finding. Many findings are
+    grouped in rows by kind and topic.
     """
     # A short list is shown as it is.
     if page.every or len(findings) <= MAX_LISTED:
@@ -102,8 +102,8 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """Show a table of actions with at most ``most`` rows. If there are many actions, the table has
-    one row for each kind and topic. Return whether each action has its own row.
+    """Show a table of actions with at most ``most`` rows. Many actions are grouped in rows by kind
+    and topic. Return whether each action has its own row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= MAX_LISTED:

@@ -88,8 +88,8 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
-    """Return the answer as human-readable text. ``where``: text about the position of the message,
-    in which ``{}`` is replaced with the physical offset.
+    """Return the answer as human-readable text. ``where``: text about the position of the message;
+    ``{}`` in the text is replaced with the physical offset.
     """
     state = "none yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:

@@ -32,10 +32,11 @@ _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whe
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: ReadFaults, *, track: bool) -> None:
-    """Show the messages that a query found. For a DLedger log, also show the entry headers of the
-    messages; with ``track``, also what consumer groups did with each message. In formats for
-    programs, both are fields of each message; on a page they are tables below the messages.
-    Raises: StoreIOError.
+    """Show the messages that a query found. Raises: StoreIOError.
+
+    For a DLedger log, the entry headers of the messages are added; with ``track``, also the groups
+    that consumed each message. Programs get these data as fields of the messages, people as tables
+    below the messages.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)
@@ -76,8 +77,8 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: ReadFaults,
               more: Sequence[Mapping[str, Any]]) -> None:
-    """Print the messages as rows. ``more`` has an element for each message, with the additional
-    fields of its row; the field names are the same for all messages.
+    """Print the messages as rows. ``more``: for each message, the additional fields of its row; all
+    messages have the same additional fields.
     """
     from rmqctl.store.pages import RecordPage
 

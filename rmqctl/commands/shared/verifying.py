@@ -221,8 +221,11 @@ def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
 
 def end_with(judged: Sequence[JudgedStore],
              fails: Callable[[VerifyResult[Coverage]], bool]) -> None:
-    """Exit with an error code if a check failed: the code for the first store that could not be
-    checked; else 1 if ``fails`` is true for a verdict; else 3 if a store was only partly checked.
+    """Exit with an error code if a check failed:
+
+    * the code for the first store that could not be checked
+    * else 1 if ``fails`` is true for a verdict
+    * else 3 if a store was only partly checked
     """
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
@@ -355,7 +358,7 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
 
 def _tier_in(root: str) -> Tier | None:
     """Open the tier in a store; return None if the store contains no tier. The extension for tiers
-    is imported only if a folder name in the store suggests a tier.
+    is imported only if a folder's name suggests a tier.
     """
     from rmqctl.formats.tiered.names import promise_tier
 

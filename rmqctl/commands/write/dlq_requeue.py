@@ -168,8 +168,8 @@ def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str
 
 def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
              signals: DeferredSignals) -> Iterator[Any]:
-    """Yield the result rows, and count them by status in ``tally``. Add the first physical offset
-    to ``places``. A signal ends the run between two messages.
+    """Yield the result rows, and count them by status in ``tally``. Add the physical offset of the
+    first written message to ``places``. A signal ends the run between two messages.
     """
     for row in rows:
         place, status = row["physical_offset"], row["status"]

@@ -139,8 +139,8 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """Return a text that names the first number that does not fit its field or is a negative queue
-    id; None if all numbers are valid.
+    """Return a text that names the first invalid number: it does not fit its field, or is a
+    negative queue id. Return None if all numbers are valid.
     """
     for name in names:
         value = getattr(holder, name)
@@ -233,7 +233,7 @@ def check_message(message: Outgoing, settings: Settings, *,
     """Check a single message before it is rewritten.
 
     ``hooks``: whether to include the checks that a 5.3.3 broker makes before it passes a message to
-    its store; False for messages that come from a store.
+    its store. False for messages that come from a store.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:
@@ -256,8 +256,8 @@ def check_message(message: Outgoing, settings: Settings, *,
 
 def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
-    """Check that inner batches have ``INNER_NUM`` and a BatchCQ topic (5.x), and that no other
-    message has ``INNER_NUM``.
+    """Check (5.x) that inner batches have a BatchCQ topic, and that no other message has
+    ``INNER_NUM``.
 
     A broker makes this check both before and after the delay and timer rewrite.
     """

@@ -1,7 +1,7 @@
 """The messages of a group as columns, and the encoding of many records at once.
 
-Messages with the same queue, system flags and hosts share a *lane*, for which their common bytes
-are computed once. The kernel extension encodes the records of a range in one loop. Without the
+Messages with the same queue, system flags and hosts share a *lane*; the common bytes of a lane are
+computed once. The kernel extension encodes the records of a range in one loop. Without the
 extension, `rmqctl.engine.put.per_message` puts messages one by one.
 """
 
@@ -196,8 +196,8 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """Return the number of the first message, from ``number`` on, that must be put alone; the
-        total number of messages if no such message exists.
+        """Return the number of the first message, from ``number`` on, that must be put alone. If
+        there is no such message, return the number of messages.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)

@@ -1,5 +1,5 @@
-"""The end of the log while a group of messages is put: records that are not yet written, and
-records that are written but not yet dispatched (reput; spec: recovery.md §6).
+"""The end of the log while a group of messages is put. Some records are not yet written; others are
+written but not yet dispatched (reput; spec: recovery.md §6).
 """
 
 from __future__ import annotations

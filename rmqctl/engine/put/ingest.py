@@ -49,12 +49,14 @@ _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
                process: int | None = None, loader: int | None = None, counter: int = 0,
                zone: tzinfo = UTC) -> Callable[[], str]:
-    """Return a function that creates a new unique id, like a client's, at each call: address,
-    process id, hash of a class loader, milliseconds since the start of the month, and counter, as
-    32 (IPv4) or 56 (IPv6) upper-case hex digits.
+    """Return a function that creates a new unique id, like a client's, at each call. An id has 32
+    (IPv4) or 56 (IPv6) upper-case hex digits:
 
-    Defaults of ``process`` and ``loader``: this process and a random number. ``zone``: the time
-    zone in which the month starts (in Java the local one).
+    * address
+    * process id (``process``; default: this process)
+    * hash of a class loader (``loader``; default: a random number)
+    * milliseconds since the start of the month in ``zone`` (in Java: the local time zone)
+    * counter
     """
     fixed = address + _FIXED.pack(
         (os.getpid() if process is None else process) & 0xFFFF,
@@ -135,8 +137,8 @@ class _Plan(NamedTuple):
 
 
 class Preparer:
-    """`prepare` for many messages. Everything that does not depend on the values is computed once
-    for each set of property names.
+    """`prepare` for many messages. Work that depends only on the property names is done once for
+    each set of names.
     Raises: ValueError as in `prepare`.
     """
 
@@ -262,10 +264,10 @@ def _is_delayed(properties: Mapping[str, str]) -> bool:
 def batches(items: Iterable[_Put], limit: int,
             room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
     """Join adjacent messages that may be in the same batch, at most ``limit`` messages in each
-    batch.
+    batch. The order of messages does not change, and the records of a batch have at most ``room``
+    bytes.
 
-    The order of messages does not change, and the records of a batch have at most ``room`` bytes. A
-    message that cannot be joined with a neighbor is yielded alone; so are batches, records, and
+    A message that cannot be joined with a neighbor is yielded alone. So are batches, records, and
     messages that a broker rejects in a batch or treats in a special way.
     """
     run: list[Outgoing] = []

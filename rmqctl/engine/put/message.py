@@ -1,5 +1,5 @@
-"""Arguments and results of the put path: messages and batches; a broker's status, and the offsets
-of stored messages (spec: recovery.md §8).
+"""Arguments and results of the put path: messages, batches, statuses of a broker, and offsets of
+stored messages (spec: recovery.md §8).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class BatchItem(msgspec.Struct, gc=False):
 class OutgoingBatch(msgspec.Struct, gc=False):
     """Messages of one queue that are put together, into the same file.
 
-    ``properties``: the properties string of the batch itself, which a broker appends to the string
-    of each message.
+    ``properties``: the properties string of the batch itself. A broker appends it to the string of
+    each message.
     """
 
     topic: str
@@ -134,10 +134,9 @@ class MappedRecord(Record):
 
 class PutResult(msgspec.Struct, gc=False):
     """The result of putting a message or a batch. If nothing was written, the offsets are None, and
-    ``reason`` says why.
+    ``reason`` is given.
 
-    For a batch, ``physical_offsets`` has the offsets of all its messages, and ``wrote_bytes`` is
-    their total size.
+    ``physical_offsets``: the offsets of all messages of a batch. ``wrote_bytes``: their total size.
     """
 
     status: str

@@ -226,8 +226,8 @@ class SingleMessages:
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:
-    """Return the result for a record of ``size`` bytes, which is too large for a commitlog file;
-    None if the record fits.
+    """Return the result for a record of ``size`` bytes that is too large for a commitlog file; None
+    if the record fits.
     """
     if size + BLANK_SIZE > settings.commitlog_file_size:
         return refused(MESSAGE_ILLEGAL, f"a record of {size} bytes does not fit into a "

@@ -6,7 +6,7 @@ message, rewrite it, assign its queue offset, encode it, close the file with an 
 if the space is too small, append, advance the counter of the queue.
 
 Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
-Only values that depend on the position change: the physical offset, and a queue offset that would
+Only values that depend on the position change: the physical offset, and a queue offset that does
 not continue its queue. Brokers misplace or drop an entry whose queue offset leaves a gap or is
 before the end of its queue (spec: consumequeue.md §4).
 """
@@ -108,7 +108,7 @@ class Recorder:
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
         """Return the queue offset of an entry: the given offset if it continues the queue or must
-        be kept, otherwise the next offset of the queue.
+        be kept, else the next offset of the queue.
         """
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):
@@ -198,7 +198,7 @@ class PutPath:
     it.
 
     ``begin`` is called before the first byte is written. ``keep_queue_offsets``: whether recorded
-    messages keep their queue offsets even if these do not continue the queue.
+    messages keep queue offsets that do not continue their queue.
     """
 
     def __init__(self, settings: Settings, log: AppendLog, table: TopicQueueTable,

@@ -148,11 +148,10 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
 
 
 def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """If the message's properties request a delay, move the message to the schedule topic or the
-    timer topic.
+    """Move the message to the schedule topic or the timer topic if its properties request a delay.
 
-    A message whose topic is already the schedule topic is not moved; a broker never receives such a
-    message.
+    A broker never receives a message whose topic is already the schedule topic. Such a message is
+    not moved.
     """
     if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
         return message
@@ -205,12 +204,21 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
                    table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
     """Return the message with its queue offsets in the queues that its properties name.
 
-    4.9.3: the message gets an offset in every named queue: LMQs (with ``lmq``) have the queue id 0,
-    other queues have the queue id of the message. A queue that is named twice advances by one.
-    ``WAIT`` is not stored. 5.3.3: the message gets an offset only in LMQs, and an empty item for
-    other queues. A queue that is named twice advances by two. The counters advance for all
-    transaction types. Unlike a broker, rmqctl rejects (MESSAGE_ILLEGAL) a queue that cannot be a
-    folder, and empty items that would stop a broker's dispatch forever.
+    4.9.3:
+
+    * The message gets an offset in every named queue. The queue id is 0 for LMQs (with ``lmq``),
+      and the message's queue id for other queues.
+    * A queue that is named twice advances by one.
+    * ``WAIT`` is not stored.
+
+    5.3.3:
+
+    * The message gets an offset only in LMQs, and an empty item for other queues.
+    * A queue that is named twice advances by two.
+    * The counters advance for all transaction types.
+
+    Unlike a broker, rmqctl rejects (MESSAGE_ILLEGAL) a queue that cannot be a folder, and empty
+    items that would stop a broker's dispatch forever.
     """
     any_queue = settings.profile.multi_dispatch_any_queue
     names, keys, offsets = _names(properties), [], []

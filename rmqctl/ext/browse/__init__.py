@@ -2,5 +2,5 @@
 itself.
 
 Only the modules with widgets (`app`, `tree`, `widgets`, `questions`, `findings`) import textual.
-All reads run in threads; a read stops when its ``watch`` callback raises `listing.Stopped`.
+All reads run in threads; a read stops when its ``watch`` callback raises `listing.ReadCancelled`.
 """

@@ -17,8 +17,7 @@ from rmqctl.store.query.select import Selection
 def export(reader: StoreView, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
     """Write the messages of a place that match the conditions to a new file, like `rmqctl export`:
-    in log order, including messages without a consume queue entry. Return a sentence with the
-    result.
+    in log order, with messages that have no consume queue entry. Return a sentence with the result.
     Raises: RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of

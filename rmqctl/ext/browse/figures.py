@@ -23,8 +23,11 @@ PREFIXES = {"retry": RETRY_PREFIX, "dead": DLQ_PREFIX}
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """The statistics of a place. ``brief``: text that the tree always shows; ``wide``: text that
-    only a wide tree adds; ``facts``: all statistics by name, for the pane.
+    """The statistics of a place.
+
+    * ``brief``: text that the tree always shows
+    * ``wide``: text that only a wide tree adds
+    * ``facts``: all statistics by name, for the pane
     """
 
     brief: str = ""

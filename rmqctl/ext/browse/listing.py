@@ -65,9 +65,12 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListRow:
-    """A row of a listing. ``cells``: text for each column, on one line and safe for a terminal.
-    ``physical`` and ``size``: where the row's bytes are in the log; ``place``: topic, queue id and
-    queue offset of a message; ``wrong``: whether the row shows a fault.
+    """A row of a listing.
+
+    * ``cells``: text for each column, on one line and safe for a terminal
+    * ``physical``, ``size``: position and size of the row's bytes in the log
+    * ``place``: topic, queue id and queue offset of a message
+    * ``wrong``: whether the row shows a fault
     """
 
     position: Position
@@ -226,7 +229,7 @@ class LogListing:
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
         """Return the physical offset of the first message stored at ``when`` (ms) or later; None if
-        no such message exists. Files that cannot contain this message are not read.
+        there is no such message. Files that cannot contain this message are not read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):

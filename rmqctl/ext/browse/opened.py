@@ -200,8 +200,8 @@ class BrowsedStore:
         return len(self.problems) - rows, rows
 
     def refresh(self) -> None:
-        """Reopen the store, to show what a broker has written since.
-        Raises: RmqctlError. In this case, the earlier state of the store remains open.
+        """Reopen the store to show new data of a broker.
+        Raises: RmqctlError. The store then stays open in its earlier state.
         """
         before, scans = self.reader, self._scans
         self._start()

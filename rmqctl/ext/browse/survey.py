@@ -33,8 +33,8 @@ _SAMPLES = 480
 _WINDOW = 64 << 10
 """Maximum number of bytes that are searched for a record after each sampled position."""
 _CROWD, _FAR = 0.01, 12
-"""`_CROWD`: share of the samples that may be ignored at each end of the time axis. `_FAR`: they are
-ignored only if this makes the axis shorter by more than this factor.
+"""``_CROWD``: share of the samples that may be ignored at each end of the time axis. ``_FAR``:
+samples are ignored only if this makes the axis shorter by more than this factor.
 """
 BARS = " ▁▂▃▄▅▆▇█"
 UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"
@@ -114,9 +114,9 @@ class LogOverview:
 
     @property
     def lost(self) -> list[tuple[int | None, int | None]]:
-        """Ranges of store times (ms) of lost messages. If files are missing, each range extends
-        from the sample before to the sample after them; otherwise the range is that of the
-        prediction.
+        """Ranges of store times (ms) of lost messages. For a missing part of the log, the range
+        extends from the sample before that part to the sample after it. If no part is missing, the
+        prediction's range is used.
         """
         start = self.start
         first, last = (None, None) if start is None else (

@@ -311,7 +311,7 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells as one line. A row of damage has only some cells; a text takes the place
+    """Return a row's cells as one line. A row of damage has only some cells; a text fills the space
     of the others.
     """
     parts: list[str] = []

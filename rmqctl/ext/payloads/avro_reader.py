@@ -43,8 +43,8 @@ def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 class _Decoder:
-    """fastavro's binary decoder, with limits: it counts the items of arrays and maps, and rejects
-    sizes beyond the end of the body.
+    """fastavro's binary decoder with limits: array and map items are counted, and sizes beyond the
+    end of the body are rejected.
     """
 
     def __init__(self, source: io.BytesIO) -> None:

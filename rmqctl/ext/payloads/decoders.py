@@ -1,10 +1,11 @@
 """The decoders of ``--decode`` by name: built-in decoders and plug-ins.
 
 A decoder receives a body, as its producer sent it, and its `MessageInfo`. It returns (value, name
-of the format) or raises any exception, which is reported for that message only. `limits` runs the
-decoder within bounds, and converts the value to plain types. A plug-in or a ``python:`` function
-receives the body, and the message if it has a parameter ``message``, and returns the value.
-CONTRIBUTING.md describes how to add a decoder.
+of the format). It may raise any exception, which is reported for that message only. `limits` runs
+the decoder within bounds, and converts the value to plain types.
+
+A plug-in or a ``python:`` function receives the body, and the message if it has a parameter
+``message``. It returns the value. CONTRIBUTING.md describes how to add a decoder.
 """
 
 from __future__ import annotations

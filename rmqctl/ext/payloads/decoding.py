@@ -18,7 +18,7 @@ _MAX_REASON = 200
 
 
 class Decoding:
-    """Decodes bodies by ``spec``, an argument of ``--decode``. Threads may share an instance; a
+    """Decodes bodies by ``spec``, an argument of ``--decode``. Threads may share an instance. A
     copy in another process has its own counts.
     """
 

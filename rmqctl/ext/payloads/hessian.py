@@ -35,8 +35,8 @@ class HessianError(ValueError):
 def loads(data: bytes) -> Any:
     """Return the value encoded in ``data``. Raises: HessianError, BudgetError.
 
-    The value consists of str, bytes, int, float, bool, None, datetime (UTC), lists and dicts, whose
-    keys may be any hashable value.
+    The value consists of str, bytes, int, float, bool, None, datetime (UTC), lists and dicts. The
+    keys of dicts may be any hashable value.
     """
     reader = _Reader(data)
     value = reader.value(0)

@@ -13,10 +13,10 @@ _EXT = range(0xC7, 0xCA)
 
 
 def count(body: bytes, most: int) -> int:
-    """Return the number of values in ``body``, keys included, up to ``most`` + 1.
+    """Return the number of values in ``body``, including keys, but at most ``most`` + 1.
 
     Lists and maps may declare more values than they contain, so only present values are counted.
-    Counting ends at a truncated value or an invalid byte, which the decoder then reports.
+    Counting stops at a truncated value or an invalid byte; the decoder reports it.
     """
     at, values, end = 0, 0, len(body)
     while at < end and values <= most:

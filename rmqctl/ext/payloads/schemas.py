@@ -31,8 +31,8 @@ def _content(path: str, problem: str) -> bytes:
 
 
 def avro(path: str) -> Reader:
-    """Return a function that reads a body as one Avro datum without a file header. ``path``: the
-    schema file.
+    """Return a function that reads a body as one Avro datum without a file header. ``path``: path
+    of the schema file.
     Raises: UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
     content = _content(path, "avro needs a schema file: avro:order.avsc")

@@ -1,9 +1,8 @@
 """Truncate index files together with the log: remove the last entries, as if they had never been
 added.
 
-Each entry contains the previous value of its hash slot. So a file can be restored to any earlier
-state without the log: it becomes byte for byte the file that a broker had at that time (spec:
-index.md §4-§7).
+Each entry contains the previous value of its hash slot. So any earlier state of a file can be
+restored without the log, byte for byte (spec: index.md §4-§7).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _PAGE_SLOTS = 1 << 10
 class IndexCut(Changes):
     """Changes to the index files.
 
-    ``full_until``: None if all full files stay full. Otherwise the new index time for the
-    checkpoint: the end time of the newest file that is still full; 0 if no file is full.
+    ``full_until``: the new index time for the checkpoint: the end time of the newest file that is
+    still full; 0 if no file is full. None means that all full files stay full.
     """
 
     full_until: int | None = None
@@ -191,11 +190,11 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
 
 
 def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
-    """Return (the slots as they were with ``count`` entries, by how much the slot count of the
-    header decreases).
+    """Return (the slots as they were with ``count`` entries, the decrease of the slot count in the
+    header).
 
-    The slot count decreases for each removed entry that was the first in its slot. Up to 4.7.0, the
-    header counts every entry, so it decreases for every removed entry (spec §2).
+    The slot count decreases for each removed entry that was the first in its slot. Up to 4.7.0 it
+    counts every entry, so it decreases for every removed entry (spec §2).
     """
     shape, header = index.shape, index.header
     table = np.zeros(shape.slots, np.int64)

@@ -48,9 +48,11 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
     """Remove the entries of records at or after physical offset ``to`` from all queues.
 
     In files, entries are removed only at the end of a queue. A damaged entry that points after
-    ``to`` is kept if valid entries follow, because truncating the queue there would remove these,
-    too. A database is rebuilt in ``scratch``, which must exist until the plan is applied. Raises:
-    StoreIOError.
+    ``to`` is kept if valid entries follow: truncating the queue there would remove the valid
+    entries.
+
+    ``scratch``: folder in which a database is rebuilt; it must exist until the plan is applied.
+    Raises: StoreIOError.
     """
     cut = QueuesCut()
     # A database is rebuilt without the entries.

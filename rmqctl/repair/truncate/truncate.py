@@ -79,8 +79,8 @@ class Truncation:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the impact on messages; None if no message is removed. The part of the log before
-        the cut is not read, so the total number of messages is unknown.
+        """Return the impact on messages; None if no message is removed. The total number of
+        messages is unknown: the log before the cut is not read.
         """
         if not self.lost:
             return None
@@ -143,10 +143,10 @@ def truncate(store: Store, to: int, generation: int,
 
 def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, steps: list[Step],
                          actions: list[Action]) -> None:
-    """Reduce times and offsets in the checkpoint that are beyond the new end of the log.
+    """Reduce the times and offsets in the checkpoint that are beyond the new end of the log.
 
-    Otherwise a broker would scan too little, because it does not check messages that were stored
-    before these times.
+    A broker does not check messages that were stored before these times. With the old times it
+    would not check new messages.
     """
     checkpoint = store.checkpoint
     if checkpoint is None:
@@ -215,12 +215,14 @@ class Border:
 
 
 def border(store: Store, to: int) -> Border:
-    """Return the boundary at ``to``; a frame of the log (a record, a blank record, or an unused or
-    damaged range) must begin there.
+    """Return the boundary at ``to``, where a frame of the log must begin: a record, a blank record,
+    or an unused or damaged range.
 
     The file is read from its start, because a record inside the body of another record does not
-    begin at a boundary. Raises: RefusedError with the nearest boundaries before and after ``to``,
-    or with the reason why the log cannot end at ``to``; StoreIOError.
+    begin at a boundary.
+
+    Raises: RefusedError with the nearest boundaries before and after ``to``, or with the reason why
+    the log cannot end at ``to``; StoreIOError.
     """
     log = store.log
     refuse_overlaps(store)
@@ -259,9 +261,9 @@ def border(store: Store, to: int) -> Border:
 
 
 def refuse_overlaps(store: Store) -> None:
-    """Raise RefusedError if the physical offsets of two files of the log overlap.
+    """Raise RefusedError if the physical offsets of two log files overlap.
 
-    A broker reads one of these files, depending on the order of its folders, so no truncation is
+    The order of its folders decides which of the two files a broker reads, so no truncation is
     safe.
     """
     files = store.log.files
@@ -295,10 +297,9 @@ def cut_log(store: Store, to: int) -> Planned:
     """Move the log files after ``to`` aside, and zero the bytes after ``to`` in the file that
     contains this offset.
 
-    A file that begins exactly at ``to`` is emptied but kept, as a broker does. If it did not exist,
-    the log would end with the blank record of the previous file, which new messages would
-    overwrite. A file that is too short is extended to its full size, because a broker accepts no
-    other size.
+    * A file that begins exactly at ``to`` is emptied but kept, as a broker does. Without this file,
+      the log would end with a blank record, which new messages would overwrite.
+    * A file that is too short is extended to its full size: a broker accepts no other size.
     """
     moved: list[Step] = []
     wiped: list[Step] = []
@@ -330,9 +331,12 @@ def cut_log(store: Store, to: int) -> Planned:
 
 @dataclass(slots=True)
 class RemovedMessages:
-    """Messages in the removed part of the log. ``count``: number of intact messages; ``listed``:
-    the first of them. ``undecided``: number of records that may be messages, and of damaged records
-    that are not yet counted as lost.
+    """Messages in the removed part of the log.
+
+    * ``count``: number of intact messages
+    * ``listed``: the first of these messages
+    * ``undecided``: number of records that may be messages, plus damaged records that are not yet
+      counted as lost
     """
 
     listed: list[Lost] = field(default_factory=list)
@@ -406,8 +410,8 @@ def _take(cut: RemovedMessages, batch: Batch, topics: text.Dictionary,
 
 
 def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
-    """Return the number of copies that the delay service delivered: messages with a delay level
-    that are not in the service's topic.
+    """Return the number of copies that the delay service delivered: messages that have a delay
+    level and are not in the service's topic.
     """
     rows = text.PropertySegments(batch).places(props.DELAY)[0]
     scheduled = topics.number(SCHEDULE_TOPIC.encode())
