@@ -265,7 +265,7 @@ class _Reader:
 
     def next_data(self, path: str, position: int) -> int:
         """Return the first position at or after ``position`` that is in a span and not known to be
-        zero. If there is no such position, return the end of the file.
+        zero. If no such position exists, return the end of the file.
         """
         spans = self._of(path)
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)

@@ -242,8 +242,7 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn about an interrupted repair and return it; return None if there is no interrupted
-    repair.
+    """Warn about an interrupted repair and return it; return None if no repair was interrupted.
     Raises: UsageError if ``complete`` is not the id of the interrupted repair.
     """
     from rmqctl.repair.executor.journal import pending

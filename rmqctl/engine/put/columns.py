@@ -197,7 +197,7 @@ class Columns:
 
     def ordinary_until(self, number: int) -> int:
         """Return the number of the first message, from ``number`` on, that must be put alone. If
-        there is no such message, return the number of messages.
+        no such message exists, return the number of messages.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)

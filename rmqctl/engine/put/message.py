@@ -26,7 +26,7 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
 class Outgoing(msgspec.Struct, gc=False):
     """A message as it reaches ``putMessage``.
 
-    * ``properties``: the properties string; lone surrogates stand for bytes that are not UTF-8, as
+    * ``properties``: the properties string; lone surrogates represent bytes that are not UTF-8, as
       in `read`
     * times: None means the time of the engine's clock
     * hosts: None means the hosts in the settings

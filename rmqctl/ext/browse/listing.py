@@ -229,7 +229,7 @@ class LogListing:
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
         """Return the physical offset of the first message stored at ``when`` (ms) or later; None if
-        there is no such message. Files that cannot contain this message are not read.
+        no such message exists. Files that cannot contain this message are not read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):

@@ -65,7 +65,7 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
-    """Return the first entry at or after a queue offset; None if there is no such entry. An entry
+    """Return the first entry at or after a queue offset; None if no such entry exists. An entry
     is (number of the file, number of the entry, position of its message in the compaction log).
     """
     for which, file in enumerate(index):
