@@ -187,8 +187,8 @@ def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
 def refuse_unreadable(store: Store) -> None:
     """Check that the store can be backed up.
 
-    Raises: StoreIOError if a folder of the store cannot be listed, RefusedError if the log has no
-    file but consume queues or an index exist.
+    Raises: StoreIOError if a folder of the store cannot be listed. RefusedError if consume queues
+    or an index exist without a log file.
     """
     def fail(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
@@ -227,12 +227,12 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
                 note: Callable[[int], None] | None) -> tuple[list[Part], list[DamagedRange], int,
                                                              int]:
-    """Copy the log from ``copied_end`` to ``end``. Return (copied parts with their SHA-256 sums,
-    damaged byte ranges, number of intact messages, newest store time). The last three are about
-    ``[start, end)``.
+    """Copy the log from ``copied_end`` to ``end``. While the next part is copied, earlier parts are
+    hashed, fsynced and checked. ``note`` is called with each physical offset up to which the copy
+    is fsynced.
 
-    While the next part is copied, earlier parts are hashed, fsynced and checked. ``note`` is called
-    with each physical offset up to which the copy has been fsynced.
+    Return the copied parts with their SHA-256 sums, and for the range ``[start, end)``: damaged
+    byte ranges, number of intact messages, newest store time.
     """
     def force(name: str, reached: int) -> None:
         copies.force(name)

@@ -154,9 +154,9 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
 def mend_log(view: Store, copies: Copies, copied_end: int,
              damaged: Sequence[DamagedRange]) -> tuple[
         bool, bool]:
-    """Copy the ranges ``damaged`` again: the store has been repaired in place since they were first
-    copied. Nothing else is overwritten, because a message that the repair replaced by a filler may
-    be intact in the copy.
+    """Copy again the ranges that were damaged when they were first copied and are repaired now.
+    Nothing else is overwritten: a message that the repair replaced by a filler may be intact in the
+    copy.
 
     Return (whether anything was copied, whether the copy equals the store's log up to
     ``copied_end``).
@@ -185,10 +185,10 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         bool, list[DamagedRange], list[str]]:
     """Copy the new entries of all consume queues. With ``compare``, also copy earlier entries that
-    differ from their copies.
+    differ from their copies. Raises: StoreIOError.
 
-    Return (whether any queue has been replaced by a new one since the last run, ranges of copied
-    entries that the store has lost, notes). Raises: StoreIOError.
+    Return (whether any queue was replaced by a new one since the last run, ranges of copied entries
+    that the store has lost, notes).
     """
     notes: list[str] = []
     lost: list[DamagedRange] = []
@@ -230,13 +230,13 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[DamagedRange]) -> bool:
-    """Copy the new data of append-only files, oldest file first. So the copies of all files before
-    a non-empty copy are complete, even after a run was killed.
+    """Copy the new data of append-only files, oldest file first. A killed run therefore leaves no
+    incomplete copy before a non-empty copy.
 
-    Return whether the copy belongs to a different queue, for example because the topic was deleted
-    and created again. Then all entries are compared, and copies of missing files are removed.
+    Return whether the copy belongs to a different queue, for example because the topic was created
+    again. Then all entries are compared, and copies of missing files are removed.
 
-    Entries at the end of a file that are zeros in the store now keep their copies, and are added to
+    If entries at the end of a file are zeros in the store now, their copies are kept and added to
     ``lost``.
     """
     if not files:
@@ -303,9 +303,10 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """If the last entries of a queue file are zeros now and all others equal the copy, return the
-    end of the others; else None. The copy of such a file is kept unchanged: copies of a queue or a
-    log are never shortened.
+    """Return the end of a queue file's remaining entries, if the later entries are zeros now and
+    the remaining entries equal the copy; else None.
+
+    The copy of such a file is kept unchanged: copies of a queue or a log are never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -465,8 +466,8 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove copies of files that the store no longer has: configuration files, unless the store
-    has their ``.bak``, and compaction log files that a compaction replaced.
+    """Remove copies of files that the store no longer has. These are compaction log files that a
+    compaction replaced, and configuration files without a ``.bak`` in the store.
     """
     there = set(_names(os.path.join(root, "config")))
     for name in _names(copies.path("config")):

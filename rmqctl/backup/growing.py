@@ -62,10 +62,11 @@ class Copies:
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
         """Copy ``[start, end)`` of a file whose copy is valid before ``start``, and extend the copy
-        to the size of the file. Raises: StoreIOError if the copy cannot be written.
+        to the size of the file. Source ranges that cannot be read are added to ``unread``.
 
         ``compare``: write only sectors that differ, because the copy already contains most of the
-        range. Source ranges that cannot be read are added to ``unread``.
+        range.
+        Raises: StoreIOError if the copy cannot be written.
         """
         fd = self._open(relative, source.size)
         try:

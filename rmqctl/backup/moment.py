@@ -42,12 +42,11 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     Raises: StoreIOError.
 
     If no process writes to the store, the view includes any damage at the end. In a running
-    broker's store, the log ends after the last message if all entries of this message exist,
-    otherwise before the last message that has entries.
+    broker's store, the log ends after the last message if all entries of this message exist.
+    Otherwise it ends at the start of the last message that has entries.
 
-    The log also ends after the last message if the last message that has entries is more than
-    `_MAX_LAGGING` bytes before the end of the log, or not after ``least``, the end of the existing
-    copy.
+    This start may be more than `_MAX_LAGGING` bytes before the end of the log, or not after
+    ``least``, the end of the existing copy. In both cases, the log ends after the last message.
     """
     with _now(store) as now:
         taken = live.take(now)

@@ -281,9 +281,9 @@ class Objects(RemoteFiles):
         remove the objects that no remaining point names. Return (number of removed points, number
         of removed bytes).
 
-        If many points remain, this function reads all of them only once a day. At other times it
-        reads only the oldest and the newest remaining point, and removes only objects of the log
-        that a removed point names and these two do not.
+        If many points remain, all of them are read only once a day. At other times, only the oldest
+        and the newest remaining point are read. Then an object is removed only if it belongs to the
+        log, a removed point names it, and these two points do not.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]

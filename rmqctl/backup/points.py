@@ -131,8 +131,10 @@ def older_of(backup: str, point: Point) -> str:
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """Return the copies of files that the runs of the points ``later`` have replaced: for each path
-    in the store, the path of its oldest such copy in the backup.
+    """Return the replaced files of a store, as path in the store -> path of a copy in the backup.
+
+    A file is included if the run of any of the points ``later`` replaced its copy. The oldest of
+    its replaced copies is returned.
     """
     paths: dict[str, str] = {}
     for point in reversed(later):

@@ -354,9 +354,9 @@ def _tail(view: Store, end: int) -> str:
 
 
 def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
-    """Store again the ranges that were damaged when they were first copied and that the store has
-    since repaired in place. Nothing else is replaced: a message that the repair replaced by a
-    filler may be intact in the backup.
+    """Store again the ranges that were damaged when they were first copied and are repaired now.
+    Nothing else is replaced: a message that the repair replaced by a filler may be intact in the
+    backup.
 
     Return (whether anything was stored, whether the stored log equals the store's log up to
     ``stored_end``). Raises: StoreIOError.

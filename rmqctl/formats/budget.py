@@ -12,8 +12,8 @@ time.
 """
 MAX_DEPTH = 100
 MAX_BYTES = 32 << 20
-"""Maximum total size in bytes of the texts, keys and numbers in one decoded body: four times the
-maximum size of a decompressed body.
+"""Maximum total size of the texts, keys and numbers in one decoded body, in bytes. It is four times
+the maximum size of a decompressed body.
 """
 _VALUE, _CONTAINER = 8, 32
 """Number of bytes counted for each value or container, in addition to its text."""

@@ -233,8 +233,8 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Warn about the export of one store: damaged and missing ranges (the first of them, and the
-    number of the others), messages with a wrong CRC, fillers, and lost messages.
+    """Warn about damaged and missing ranges, messages with a wrong CRC, fillers, and lost messages
+    in the export of one store. Of many ranges, only the first are named.
     """
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):

@@ -160,8 +160,8 @@ class MessageOptions(OptionGroup):
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """Return the fields to show: those named by ``--fields``, by default all fields in output
-        for programs and a few in output for people.
+        """Return the fields to show: those named by ``--fields``. By default, programs get all
+        fields and people get a few.
 
         ``more``: fields that the command adds to a message; ``--fields`` may also name them.
         Raises: UsageError for an unknown field.

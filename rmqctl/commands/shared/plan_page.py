@@ -174,8 +174,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after the plan was applied: reset offsets beyond the end of a queue, group
-    by group; then check the store with the command ``look``.
+    """Return the steps after the plan was applied. First each group resets its offsets beyond the
+    end of a queue, then the command ``look`` checks the store.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 
@@ -254,10 +254,10 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show the files to move aside, by folder, that are not in the table of actions.
+    """Show the files to move aside that are not in the table of actions, by folder.
 
-    In each folder, three or more files named like a broker's files share a row; every other file
-    has a row. ``is_complete``: whether each action has a row in the table of actions.
+    In a folder, three or more files with a broker's file names share a row; every other file has
+    its own row. ``is_complete``: whether each action has a row in the table of actions.
     """
     actions = proposal.plan.actions
     listed = actions[:_MAX_SHOWN] if is_complete and not page.every else actions

@@ -127,8 +127,8 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
-    """Print the figures in the chosen format. Exit with code 5 if a part of a log could not be
-    read, with 1 if a log is damaged or has lost messages.
+    """Print the figures in the chosen format. If a part of a log could not be read, exit with code
+    5. If a log is damaged or has lost messages, exit with code 1.
     """
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
@@ -458,9 +458,9 @@ def lacking(out: Output, sources: Sequence[StatsSource],
 
 def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return what would be read: (the engine, the reason for choosing it, a row for each store with
-    its numbers of files, ranges and bytes). Only the end of each log's data is searched for; the
-    logs are not read otherwise.
+    """Return what would be read: (the engine, the reason for choosing it, rows). Each row has a
+    store's numbers of files, ranges and bytes. The logs are read only to find the end of their
+    data.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

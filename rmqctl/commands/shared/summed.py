@@ -181,8 +181,11 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the label by which an action's ``target`` is grouped: for a queue, the topic's folder;
-    for the log, index or timer log, the structure; for any other file, its folder.
+    """Return the label by which an action's ``target`` is grouped:
+
+    * for a queue, the topic's folder
+    * for the log, index or timer log, the structure
+    * for any other file, its folder
     """
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:

@@ -1,5 +1,5 @@
-"""The option ``--track`` of queries, which shows the groups that consumed a message, and copies of
-the message in retry and dead letter topics.
+"""The option ``--track`` of queries. It shows the groups that consumed a message, and copies of the
+message in retry and dead letter topics.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def command(
 ) -> None:
     """Send a group's dead letters again.
 
-    Shows the plan; --apply carries it out while no broker runs. Each becomes a new message with the
-    same body, tag, keys, unique key and properties, reconsume times 0, in its original queue if
-    that still exists. RMQCTL_REQUEUED names the dead letter, so nothing is requeued twice; dead
-    letters stay. `undo` cannot remove the new messages; `truncate` can, until other messages
-    follow. Exit code 1 if any were skipped.
+    Shows the plan; --apply carries it out while no broker runs. Each dead letter becomes a new
+    message with the same body, tag, keys, unique key and properties, and reconsume times 0, in the
+    original queue if it still exists. The dead letters stay; RMQCTL_REQUEUED in a new message names
+    its dead letter, so none is requeued twice. `undo` cannot remove the new messages; `truncate`
+    can, until other messages follow. Exit code 1 if any dead letter was skipped.
 
         rmqctl dlq requeue STORE --group billing --since -1d
         rmqctl dlq requeue STORE --group billing --into retry --apply --yes

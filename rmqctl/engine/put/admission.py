@@ -5,7 +5,7 @@ rejection. The checks are in the order in which they are called; `rewrite` is ca
 are checked.
 
 rmqctl also rejects messages that would damage the store or be written to the wrong file. Their
-status is MESSAGE_ILLEGAL, and they have one of these faults:
+status is MESSAGE_ILLEGAL. Such a message has:
 
 * a topic that cannot be a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than 255
   bytes)
@@ -13,13 +13,13 @@ status is MESSAGE_ILLEGAL, and they have one of these faults:
 * a negative queue id, or a number that does not fit its field
 * an IPv6 bit in ``sys_flag`` with an IPv4 host
 * text that UTF-8 cannot encode
-* a batch without messages
-* every later recovery would treat the message as damage (`unreadable`)
+* no messages, if it is a batch
+* a form that every later recovery would treat as damage (`unreadable`)
 
-If a broker would throw an exception, the status is also MESSAGE_ILLEGAL.
+The status is also MESSAGE_ILLEGAL if a broker would throw an exception.
 
 rmqctl does not check the number of light queues. 4.9.3 counts them but compares the wrong variable,
-so it never rejects a message for this reason; 5.3.3 does not count them.
+so it never rejects a message for this reason. 5.3.3 does not count them.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Columns:
     """A group of single messages as columns.
 
     ``special``: the numbers of the messages that must be put one by one, ascending. Such a message
-    has no lane, has a property that changes the message (see ``concerns``), or has a value that a
+    has one of these: no lane, a property that changes the message (``concerns``), a value that a
     broker might reject.
     Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
     hold.

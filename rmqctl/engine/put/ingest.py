@@ -90,13 +90,13 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
             unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
     """Return the properties string with which a message reaches the put path.
 
-    * ``properties``: sent by the client, as a string or as pairs in the order of that string; pairs
-      with an empty value are dropped, as a broker's parser does
-    * ``batch``: whether the properties belong to a batch as a whole; they get no unique key and
-      keep ``WAIT``
-    * ``rebuilt``: whether the broker builds the string a second time from its map of properties, as
-      for a half message. In 4.9.3, this map still contains ``WAIT``. For a delayed message the
-      string is always built a second time.
+    * ``properties``: sent by the client, as a string or as pairs in the order of that string. Pairs
+      with an empty value are dropped, as a broker's parser does.
+    * ``batch``: whether the properties belong to a batch as a whole. They get no unique key and
+      keep ``WAIT``.
+    * ``rebuilt``: whether the broker builds the string a second time from its map, as for a half
+      message. In 4.9.3, this map still contains ``WAIT``. For a delayed message the string is
+      always built a second time.
 
     Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value that
     is not text.

@@ -1,14 +1,16 @@
 """The put path: write messages as records to the end of the log (spec: recovery.md §7-§10).
 
 The messages of a group are encoded into one contiguous range of bytes for each commitlog file; each
-range is written with one call. The steps for each message are in a broker's order: check the
-message, rewrite it, assign its queue offset, encode it, close the file with an END_OF_FILE record
-if the space is too small, append, advance the counter of the queue.
+range is written with one call. The steps for each message are in a broker's order:
+
+1. Check the message, rewrite it, and assign its queue offset.
+2. Encode it. If it does not fit into the file, close the file with an END_OF_FILE record.
+3. Append it, and advance the counter of the queue.
 
 Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
-Only values that depend on the position change: the physical offset, and a queue offset that does
-not continue its queue. Brokers misplace or drop an entry whose queue offset leaves a gap or is
-before the end of its queue (spec: consumequeue.md §4).
+Only the physical offset changes, and a queue offset that does not continue its queue. Brokers
+misplace or drop an entry whose queue offset leaves a gap or is before the end of its queue (spec:
+consumequeue.md §4).
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class Recorder:
         return PlacedRecord(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
-        """Return the queue offset of an entry: the given offset if it continues the queue or must
-        be kept, else the next offset of the queue.
+        """Return the queue offset of an entry. This is the given offset if it continues the queue
+        or must be kept, else the next offset of the queue.
         """
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):

@@ -127,8 +127,8 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
     """Move the message to the timer topic, unless it is already due. Its due time is reduced to the
     previous multiple of the precision.
 
-    ``now``: the broker's clock in ms. A time that is invalid or too far in the future, or a delete
-    request that is too late, results in WHEEL_TIMER_MSG_ILLEGAL.
+    ``now``: the broker's clock in ms. The result is WHEEL_TIMER_MSG_ILLEGAL if the time is invalid
+    or too far in the future, or if a delete request is too late.
     """
     try:
         time = _deliver_time(properties, now)

@@ -16,8 +16,9 @@ from rmqctl.store.query.select import Selection
 
 def export(reader: StoreView, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
-    """Write the messages of a place that match the conditions to a new file, like `rmqctl export`:
-    in log order, with messages that have no consume queue entry. Return a sentence with the result.
+    """Write the messages of a place that match the conditions to a new file. As with
+    `rmqctl export`, they are in log order and include messages without a consume queue entry.
+    Return a sentence with the result.
     Raises: RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of

@@ -224,7 +224,7 @@ def time_range(shown: LogOverview) -> Span | None:
 
 
 def time_strip(shown: LogOverview, width: int) -> list[Piece]:
-    """Return the time axis as one line: bars for the bytes of messages by store time, and marks for
+    """Return the time axis as one line. Bars show the bytes of messages by store time; marks show
     the times of lost messages.
     """
     span = time_range(shown)

@@ -1,11 +1,11 @@
 """Run decoders within limits: of bytes, values, nesting depth and CPU time for each body.
 
-Every decoder, whether built in, from a library, a plug-in or a function of the user, runs in
-`bounded`. A decoder that exceeds a limit ends with an error for that body only.
+Every decoder runs in `bounded`, whether built in, from a library, a plug-in or a function of the
+user. A decoder that exceeds a limit ends with an error for that body only.
 
 A `Budget` limits bytes, values and depth. A decoder whose work is bounded by these limits needs no
-time limit. For all other decoders, a thread checks each second for bodies that take more than
-`MAX_SECONDS` of CPU time, and makes Python raise `TooLongError` in the decoding thread.
+time limit. A thread watches all other decoders: it checks each second for bodies that take more
+than `MAX_SECONDS` of CPU time, and makes Python raise `TooLongError` in the decoding thread.
 
 Python raises this error only between two bytecode instructions. It cannot interrupt C code, so
 decoders in C must run in linear time.

@@ -221,8 +221,8 @@ def border(store: Store, to: int) -> Border:
     The file is read from its start, because a record inside the body of another record does not
     begin at a boundary.
 
-    Raises: RefusedError with the nearest boundaries before and after ``to``, or with the reason why
-    the log cannot end at ``to``; StoreIOError.
+    Raises: StoreIOError. RefusedError with the nearest boundaries before and after ``to``, or with
+    the reason why the log cannot end at ``to``.
     """
     log = store.log
     refuse_overlaps(store)
