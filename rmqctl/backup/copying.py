@@ -303,8 +303,8 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """Return the end of a queue file's remaining entries, if the later entries are zeros now and
-    the remaining entries equal the copy; else None.
+    """If the last entries of a queue file are zeros now and all earlier entries equal the copy,
+    return the end of the earlier entries. Otherwise return None.
 
     The copy of such a file is kept unchanged: copies of a queue or a log are never shortened.
     """

@@ -189,8 +189,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Return whether the queue was replaced because its topic was created again. Then the store's
-    entry at the position of the last stored entry points to a later physical offset.
+    """Return whether the queue was replaced because its topic was created again. This is the case
+    if the store's entry at the position of the last stored entry points to a later physical offset.
     """
     at = min(have.position, end) - unit
     for file in ordered:

@@ -85,7 +85,7 @@ def deleted_topics(store: Store, point: Point) -> list[str]:
 
 
 def _configured(store: Store) -> frozenset[str] | None:
-    """Return the topics that have a configuration; None if it is unknown which topics have one."""
+    """Return the topics that have a configuration; None if these topics are unknown."""
     if store.layout.config == "rocksdb-v2" or store.layout.consumequeue == "rocksdb" or (
             not store.layout.reads("config")):
         return None

@@ -108,8 +108,8 @@ def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, not
 
 
 def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
-    """Return a function that returns the spans of a file. A list of pieces that is stored as an
-    object is read by that function.
+    """Return a function that returns the spans of a file. The function reads the list of pieces if
+    that list is stored as an object.
     """
     return lambda: [ObjectSpan(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]

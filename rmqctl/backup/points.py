@@ -126,15 +126,16 @@ def folder_of(backup: str, point: Point) -> str:
 
 
 def older_of(backup: str, point: Point) -> str:
-    """Return the folder with the versions that a point had of files replaced by a later run."""
+    """Return the folder with a point's versions of the files that a later run replaced."""
     return os.path.join(folder_of(backup, point), _OLDER)
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """Return the replaced files of a store, as path in the store -> path of a copy in the backup.
+    """Return a dict: path of a replaced file in the store -> path of its earlier copy in the
+    backup.
 
-    A file is included if the run of any of the points ``later`` replaced its copy. The oldest of
-    its replaced copies is returned.
+    A file is included if a run of the points ``later`` replaced its copy. If several of these runs
+    did, the oldest copy is returned.
     """
     paths: dict[str, str] = {}
     for point in reversed(later):

@@ -231,8 +231,9 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """An interrupted repair, shown with the plan. ``fields``: as JSON. ``page``: for people.
-    ``next``: the command that completes the repair; empty if ``--apply`` does.
+    """An interrupted repair, shown with the plan. ``fields``: for the JSON document. ``page``: for
+    the human-readable page. ``next``: the command that completes the repair; empty if ``--apply``
+    does.
     """
 
     fields: Mapping[str, Any]

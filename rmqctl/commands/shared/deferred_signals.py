@@ -1,7 +1,7 @@
 """Signals that take effect only after the current step of a command.
 
 During a step, Ctrl-C and SIGTERM are only recorded. `DeferredSignals.check` raises their exception
-between two steps. While the command waits for input, they interrupt it at once.
+between two steps. While the command waits for input, a signal interrupts the command at once.
 """
 
 from __future__ import annotations

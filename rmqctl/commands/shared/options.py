@@ -132,8 +132,8 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 class LayoutOptions(OptionGroup):
     """Options for the layout of a store: folders and sizes.
 
-    An option has priority over the broker's configuration file, and the file over the store's own
-    files.
+    Priority: the given options, then the broker's configuration file, then values detected from the
+    store's files.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
@@ -192,9 +192,8 @@ class LayoutOptions(OptionGroup):
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return fields of `rmqctl.broker.settings.Settings`. Values in ``given`` have priority
-        over the size options, and these over the broker's configuration file. None in ``given``
-        means not given.
+        """Return fields of `rmqctl.broker.settings.Settings`. Priority: values in ``given`` (unless
+        None), then the size options, then the broker's configuration file.
         """
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}

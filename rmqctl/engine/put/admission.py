@@ -110,7 +110,8 @@ def _units(text: str) -> int:
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     """Return the reason why a store of this version rejects a topic; None if it accepts it.
 
-    ``hooks``: whether to include the stricter checks that a 5.3.3 broker makes before its store.
+    ``hooks``: whether to include the checks that a 5.3.3 broker makes before it passes a message to
+    its store. These checks reject more topics than the store.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -256,7 +257,7 @@ def check_message(message: Outgoing, settings: Settings, *,
 
 def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
-    """Check (5.x) that inner batches have a BatchCQ topic, and that no other message has
+    """For 5.x, check that inner batches have a BatchCQ topic, and that no other message has
     ``INNER_NUM``.
 
     A broker makes this check both before and after the delay and timer rewrite.
@@ -297,7 +298,8 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
                 multi_dispatch: bool = False) -> PutResult | None:
     """Check sizes (in bytes) against the limits of the encoder.
 
-    * ``properties``: including the separator and the space reserved for an appended CRC
+    * ``properties``: size of the properties, including the separator and the space reserved for an
+      appended CRC
     * ``record``: size of the complete record
     * ``multi_dispatch``: whether offsets of other queues were added to the properties, which
       changes limits and statuses

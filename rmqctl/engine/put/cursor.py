@@ -138,7 +138,7 @@ class AppendCursor:
 
 
 class Backlog:
-    """Sequences of records that are not dispatched yet, in log order. The put lock guards it."""
+    """Sequences of records that are not dispatched yet, in log order; guarded by the put lock."""
 
     def __init__(self, dispatch: Callable[[RecordRun], None]) -> None:
         self._dispatch = dispatch

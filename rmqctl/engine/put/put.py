@@ -8,9 +8,9 @@ range is written with one call. The steps for each message are in a broker's ord
 3. Append it, and advance the counter of the queue.
 
 Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
-Only the physical offset changes, and a queue offset that does not continue its queue. Brokers
-misplace or drop an entry whose queue offset leaves a gap or is before the end of its queue (spec:
-consumequeue.md §4).
+Only two values may change: the physical offset, and a queue offset that does not continue its
+queue. Brokers misplace or drop an entry whose queue offset leaves a gap or is before the end of its
+queue (spec: consumequeue.md §4).
 """
 
 from __future__ import annotations
@@ -231,9 +231,9 @@ class PutPath:
         """Append a group in order; return (a result for each message, sequences of written
         records).
 
-        A rejected message is not written, and later messages are still put. With ``stop``, no later
-        message is put: the rejected message has the last result. After a StoreIOError, no message
-        is acknowledged.
+        A rejected message is not written, and later messages are still put. With ``stop``, later
+        messages are not put, and the last result is that of the rejected message. After a
+        StoreIOError, no message is acknowledged.
         """
         self._cursor.start()
         results: list[PutResult] = []
@@ -348,8 +348,8 @@ class Putting(Closing):
         raise NotImplementedError
 
     def put(self, message: Message) -> PutResult:
-        """Put a message, a batch or a recorded message. With ``flush=sync`` it is on disk when this
-        returns.
+        """Put a message, a batch or a recorded message. With ``flush=sync``, the data is on disk
+        when this method returns.
         """
         return self.put_many([message])[0]
 

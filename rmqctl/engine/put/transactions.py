@@ -32,8 +32,8 @@ def rebuilt(record: Record, settings: Settings, **more: str) -> str:
 
 
 def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the (topic, queue id) for which a half message is meant; None if its properties do not
-    name a valid topic and queue id.
+    """Return the topic and queue id into which a commit puts a half message; None if its properties
+    do not name a valid topic and queue id.
     """
     topic, queue = properties.get(props.REAL_TOPIC, ""), properties.get(props.REAL_QUEUE_ID, "")
     if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):

@@ -31,7 +31,9 @@ _MAX_GZIP = 3
 
 
 class NotRecognized(Exception):  # noqa: N818
-    """Raised if `auto` does not recognize a body. Not an error: it may be plain text."""
+    """Raised if `auto` does not recognize a body. This is no error of the body, which may be plain
+    text.
+    """
 
 
 def decoder(spec: str) -> Decoder:

@@ -12,7 +12,7 @@ from rmqctl.store.store import Store
 def cut_epochs(store: Store, to: int) -> Changes:
     """Remove epochs that begin at or after physical offset ``to``, as a broker does.
 
-    The backup is truncated too, because a broker may read it instead of the epoch file. A file
+    The backup is also truncated, because a broker may read it instead of the epoch file. A file
     without remaining epochs is moved aside, because a broker never writes an empty file.
     """
     cut = Changes()

@@ -215,8 +215,8 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
 
 
 def _last_address(files: list[StoreFile], until: int) -> int | None:
-    """Return the extension address in the last entry before ``until`` that has one; None if no
-    entry has.
+    """Return the last extension address in the entries before ``until``; None if no entry has an
+    address.
     """
     for _, page in backwards(files, consume_queue.UNIT, until):
         linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)

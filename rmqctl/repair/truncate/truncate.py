@@ -263,8 +263,8 @@ def border(store: Store, to: int) -> Border:
 def refuse_overlaps(store: Store) -> None:
     """Raise RefusedError if the physical offsets of two log files overlap.
 
-    The order of its folders decides which of the two files a broker reads, so no truncation is
-    safe.
+    A broker reads only one of the two files, depending on the order of its folders, so no
+    truncation is safe.
     """
     files = store.log.files
     for first, other in pairwise(files):
