@@ -303,11 +303,10 @@ def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> 
         return view.log.min_offset
     copied_end = before[-1].whole_end
     if end < copied_end:
-        raise RefusedError(f"{view.root}: its log ends at {end:,}, the log in {backup} at "
-                           f"{copied_end:,}: the end of the log is damaged (`rmqctl doctor STORE "
-                           "--backup DEST`) "
-                           "or was truncated, or this is another store: choose a new folder for "
-                           "its backup")
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, but the log in {backup} ends at "
+                           f"{copied_end:,}. The end of the log is damaged (`rmqctl doctor STORE "
+                           "--backup DEST`) or was truncated, or this is another store. For a "
+                           "truncated log or another store, choose a new folder")
     file = view.log.file_of(copied_end - 1) if copied_end else None
     if file is None:
         return copied_end

@@ -205,8 +205,8 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
             others += [key] * _copy_appended(batches.files, view, copies,
                                              batch_consume_queue.UNIT_SIZE, compare, lost)
     if others:
-        notes.append(f"{counted(len(others), 'consume queue is', 'consume queues are')} not what "
-                     f"the backup had (the first {others[0][0]}/{others[0][1]}): the topic was "
+        notes.append(f"{counted(len(others), 'consume queue does', 'consume queues do')} not match "
+                     f"the backup (the first: {others[0][0]}/{others[0][1]}): the topic was "
                      f"created again, or entries are damaged; run `rmqctl verify {view.root}`")
     return bool(others), lost, notes
 

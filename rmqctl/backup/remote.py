@@ -312,11 +312,11 @@ def _stored_end(view: Store, objects: Objects, last: Note | None, end: int) -> i
         return view.log.min_offset
     stored_end = last.point.whole_end
     if end < stored_end:
-        raise RefusedError(f"{view.root}: its log ends at {end:,}, the log in "
-                           f"{objects.where('')} at "
-                           f"{stored_end:,}: the end of the log is damaged (see `rmqctl doctor "
-                           "STORE`) or was truncated, or this is another store: choose a new "
-                           "place for its backup")
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, but the log in "
+                           f"{objects.where('')} ends at {stored_end:,}. The end of the log is "
+                           "damaged (see `rmqctl doctor STORE`) or was truncated, or this is "
+                           "another store. For a truncated log or another store, choose a new "
+                           "place")
     if _tail(view, stored_end) not in ("", last.tail) and last.tail and (
             _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, stored_end)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),

@@ -31,9 +31,7 @@ _MAX_GZIP = 3
 
 
 class NotRecognized(Exception):  # noqa: N818
-    """Raised if `auto` does not recognize a body. This is no error of the body, which may be plain
-    text.
-    """
+    """Raised if `auto` does not recognize a body, which may be plain text. This is not an error."""
 
 
 def decoder(spec: str) -> Decoder:
