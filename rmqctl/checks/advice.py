@@ -220,9 +220,11 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 
 def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[NextStep]:
-    """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned; a
-    repair is then offered if `recover` can plan one. ``is_held``: whether a broker uses the store;
-    ``is_damaged``: whether `verify` finds damage.
+    """Yield the steps for a store that is not sound.
+
+    * ``outlook``: None if no repair was planned; a repair is then offered if `recover` can plan one
+    * ``is_held``: whether a broker uses the store
+    * ``is_damaged``: whether `verify` finds damage
     """
     if start.misled:
         yield NextStep(start.look_at_configuration(root), CONFIGURATION)
@@ -331,8 +333,9 @@ def _after(start: Prediction, root: str) -> NextStep | None:
 
 
 def of_the_form(root: str) -> NextStep:
-    """Return the step that determines which consume queues a broker reads, for a store that has
-    consume queues both in files and in RocksDB.
+    """Return the step that determines which consume queues a broker reads.
+
+    The store has consume queues in files and in RocksDB.
     """
     return NextStep(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
         "storeType in the broker's configuration file determines which consume queues it reads"))
@@ -348,8 +351,9 @@ def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
 
 
 def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
-    """Yield the step that converts consume queues to the format selected in broker.conf, if the
-    broker would not rebuild all of them.
+    """Yield the step that converts consume queues to the format that broker.conf selects.
+
+    There is no step if the broker would rebuild all of them.
     """
     for setting in start.configuration:
         if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
@@ -418,8 +422,10 @@ def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextSt
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
             outlook: RepairOutlook | None) -> list[Remaining]:
-    """Return the problems that no rmqctl command repairs. ``damaged``: pairs of a category and its
-    number of findings, ignored if a repair is possible or none was planned.
+    """Return the problems that no rmqctl command repairs.
+
+    ``damaged``: pairs of a category and its number of findings. These are ignored if a repair is
+    possible or none was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}

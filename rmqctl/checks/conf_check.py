@@ -30,8 +30,10 @@ _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReserve
 
 @dataclass(frozen=True, slots=True)
 class ConfFinding:
-    """A finding about a setting. ``line``: number of the setting's line in the configuration file;
-    None if the file does not set it.
+    """A finding about a setting.
+
+    ``line``: number of the setting's line in the configuration file; None if the file lacks the
+    setting.
     """
 
     finding: Finding

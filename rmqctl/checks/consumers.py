@@ -62,19 +62,22 @@ class QueueLosses:
 
 
 class QueueImpact(NamedTuple):
-    """The effect on one group in one queue. All fields are message counts, except the queue offsets
-    ``position``, ``max_offset`` and ``goes_on_at``.
+    """The effect on one group in one queue, as message counts and queue offsets.
 
-    ``position``: the next offset that the group reads, None if it has not committed an offset (the
-    whole queue then counts as unread). ``max_offset``: the end of the queue after the start or
-    repair. ``beyond_end``: number of queue offsets from ``max_offset`` to the position; None while
-    a broker is running, as the position on disk is then out of date. ``lost_before``,
-    ``lost_after``: lost messages before and after the position. ``at_risk``: intact unread messages
-    that consumers cannot get after the start; ``would_be_cut``, ``without_row`` and ``undecodable``
-    give the reasons. ``goes_on_at``: where a consumer reads next. ``twice``: messages certainly
-    delivered again; ``twice_at_most``: including messages that may be delivered again because the
-    position on disk may be out of date. ``skipped``: intact unread messages of a group whose
-    position is lost at startup, so that it continues at the end of the queue (by default).
+    * ``position``: queue offset that the group reads next; None if it has not committed an offset
+      (the whole queue then counts as unread)
+    * ``max_offset``: queue offset of the end of the queue after the start or repair
+    * ``beyond_end``: number of queue offsets from ``max_offset`` to the position; None while a
+      broker is running, as the position on disk is then out of date
+    * ``lost_before``, ``lost_after``: lost messages before and after the position
+    * ``at_risk``: intact unread messages that consumers cannot get after the start
+    * ``would_be_cut``, ``without_row``, ``undecodable``: the reasons for ``at_risk``
+    * ``goes_on_at``: queue offset that a consumer reads next
+    * ``twice``: messages certainly delivered again
+    * ``twice_at_most``: also messages that may be delivered again because the position on disk may
+      be out of date
+    * ``skipped``: intact unread messages of a group that loses its position at startup and
+      continues at the end of the queue (by default)
     """
 
     group: str
@@ -111,11 +114,12 @@ COLUMNS = QueueImpact._fields
 
 @dataclass(frozen=True, slots=True)
 class Consumers:
-    """The effect on all groups of a store. ``queues`` by group, topic and queue id.
+    """The effect on all groups of a store.
 
-    ``without_position``: configured groups without a committed offset in this store. ``complete``:
-    whether the numbers include all losses; otherwise they are lower bounds. ``notes``: sentences
-    about what is unknown.
+    * ``queues``: sorted by group, topic and queue id
+    * ``without_position``: configured groups without a committed offset in this store
+    * ``complete``: whether the numbers include all losses; if not, they are lower bounds
+    * ``notes``: sentences about what is unknown
     """
 
     queues: tuple[QueueImpact, ...]
@@ -213,10 +217,13 @@ class Situation(NamedTuple):
 def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: Situation,
               unplaced: int = 0,
               offsets_lost: Mapping[tuple[str, str, int], int] | None = None) -> Consumers:
-    """Return the effect of ``losses`` on every group of the store and on the delay service (group
-    ``(delay)``). Queues of deleted topics are skipped. ``unplaced``: the number of lost messages
-    whose queue is unknown. ``offsets_lost``: committed offsets, by group, topic and queue id, that
-    a broker loses or does not load.
+    """Return the effect of ``losses`` on every group of the store.
+
+    The delay service counts as the group ``(delay)``. Queues of deleted topics are skipped.
+
+    * ``unplaced``: number of lost messages whose queue is unknown
+    * ``offsets_lost``: committed offsets that a broker loses or does not load, by group, topic and
+      queue id
     """
     # The offset of each group by topic and queue, then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
@@ -324,9 +331,10 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
-    """Yield a note on messages that consumers sent back for a retry. The group receives them from
-    the retry topic, and a second time from the original topic if its offset in the original topic
-    is not after them.
+    """Yield a note on messages in retry topics.
+
+    A group receives these messages from the retry topic. If its offset in the original topic is not
+    after them, the group also receives them from the original topic.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

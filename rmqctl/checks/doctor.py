@@ -100,8 +100,9 @@ class Diagnosis:
 
     @property
     def _is_damaged(self) -> bool:
-        """Return whether there is a finding other than consumer offsets beyond the end of a queue;
-        the prediction already recommends steps for these.
+        """Return whether there is damage other than consumer offsets beyond the end of a queue.
+
+        The prediction already recommends steps for these offsets.
         """
         return any(row.category != "config-offset" for row in self.damaged)
 

@@ -20,9 +20,12 @@ FINDING, ACTION = "finding", "action"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a finding or an action. ``kind`` is `FINDING` or `ACTION`. ``cause``: the
-    cause of a finding, or the effect of an action. ``brokers``: how brokers react to the damage;
-    ``advice``: what the user should do.
+    """Explanation of a finding or an action.
+
+    * ``kind``: `FINDING` or `ACTION`
+    * ``cause``: the cause of a finding, or the effect of an action
+    * ``brokers``: how brokers react to the damage
+    * ``advice``: what the user should do
 
     ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
     """
@@ -45,8 +48,9 @@ class Explanation:
 
 @cache
 def explanations(lang: str = "en") -> dict[str, Explanation]:
-    """Return all explanations by name: findings in the order of `CATEGORIES`, then actions. They
-    are in English (``en``) or Chinese (``zh``); ``meaning`` is always in English.
+    """Return all explanations by name: findings in the order of `CATEGORIES`, then actions.
+
+    The language is English (``en``) or Chinese (``zh``); ``meaning`` is always in English.
     """
     name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"
     text = files("rmqctl.checks").joinpath(name).read_text(encoding="utf-8")
@@ -66,7 +70,9 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
 
 
 def explain(name: str, lang: str = "en") -> Explanation:
-    """Return the explanation of a finding or an action by its name or a unique prefix of the name.
+    """Return the explanation of a finding or an action.
+
+    ``name``: the name or a unique prefix of the name.
     Raises: UsageError with similar names for any other name.
     """
     by_name = explanations(lang)

@@ -89,8 +89,8 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """Return the `doctor` command, for problems that a repair may fix: `doctor` plans the repair,
-    and recommends it if it would change anything.
+    """Return the command that examines the problem: `doctor`, which plans a repair and recommends
+    it if it changes anything, or `preflight` for a problem of severity info.
     """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 

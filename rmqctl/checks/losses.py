@@ -1,8 +1,8 @@
 """Messages and entries that a store has lost or would lose (JSON: ``losses``).
 
-Every command takes the numbers of lost, undecided and replaced messages from `Losses`; no other
+Every command takes the numbers of lost, undecided and replaced messages from `Losses`. No other
 module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds these
-messages, and `rmqctl.checks.preflight.losses` returns the `Losses` of a store.
+messages; `rmqctl.checks.preflight.losses` returns the `Losses` of a store.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ TIMERS, INDEX = "timers", "index"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss that has happened or that a broker startup would cause. ``what``: what is lost (a
-    constant above); ``count``: number of lost items, None if unknown.
+    """A loss that has happened or that a broker startup would cause.
 
-    ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: whether the loss
-    has already happened, so that a startup loses nothing more. ``by_hand``: what to do by hand if
-    no command prevents the loss. ``exportable``: topic of the messages if `rmqctl export` reads
-    them.
+    * ``what``: what is lost (a constant above)
+    * ``count``: number of lost items; None if unknown
+    * ``cause``: one sentence
+    * ``file``: path relative to the store root
+    * ``already``: whether the loss has already happened, so that a startup loses nothing more
+    * ``by_hand``: what to do by hand if no command prevents the loss
     """
 
     what: str
@@ -108,9 +109,12 @@ class PlannedLosses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueLoss:
-    """Number of messages of one queue. ``lost``: missing from the log. ``cut``: truncated by the
-    next startup. ``without_entry``: left without a consume queue entry by the next startup.
-    ``undecodable``: intact, but clients cannot decode them.
+    """Number of messages of one queue.
+
+    * ``lost``: missing from the log
+    * ``cut``: truncated by the next startup
+    * ``without_entry``: left without a consume queue entry by the next startup
+    * ``undecodable``: intact, but clients cannot decode them
     """
 
     lost: int = 0
@@ -188,20 +192,26 @@ def _no_repairs() -> RepairLosses:
 class Losses:
     """All losses of a store that have happened or that the next startup would cause.
 
-    ``known_lost``: messages that the log no longer has but that the log itself, consume queues,
-    index or committed offsets show. ``in_repairs``: messages that repairs dropped without a filler.
-    ``by_offsets``: part of ``known_lost`` that only committed offsets show. ``cut``: messages that
-    the next startup truncates, including ``cut_undecided`` undecided records. ``without_entry``:
-    messages that the next startup leaves in the log without a consume queue entry (None: not
-    searched). ``in_log``: undecided records in the log. ``replaced``: fillers and messages kept
-    damaged (None: not counted). ``queues``, ``groups``: None if they cannot be checked. ``beside``:
-    lost topics, groups, committed offsets, timed messages and index entries, each with the affected
-    file. ``unread``: structures that would show lost messages but cannot be read; ``known_lost`` is
-    then not reliable. ``in_tier``: losses of the store's tier, which the other fields do not
-    include. ``at_least``: whether ``known_lost`` is only a lower bound.
+    * ``known_lost``: messages that the log no longer has but that the log itself, consume queues,
+      index or committed offsets show
+    * ``in_repairs``: messages that repairs dropped without a filler
+    * ``by_offsets``: part of ``known_lost`` that only committed offsets show
+    * ``cut``: messages that the next startup truncates, including ``cut_undecided`` undecided
+      records
+    * ``without_entry``: messages that the next startup leaves in the log without a consume queue
+      entry (None: not searched)
+    * ``in_log``: undecided records in the log
+    * ``replaced``: fillers and messages kept damaged (None: not counted)
+    * ``queues``, ``groups``: None if they cannot be checked
+    * ``beside``: lost topics, groups, committed offsets, timed messages and index entries, each
+      with the affected file
+    * ``unread``: structures that would show lost messages but cannot be read; ``known_lost`` is
+      then not reliable
+    * ``in_tier``: losses of the store's tier, which the other fields do not include
+    * ``at_least``: whether ``known_lost`` is only a lower bound
 
-    An index entry, a consume queue entry or a committed offset of a lost message is evidence of
-    that loss, and does not count as a loss.
+    The entry or committed offset of a lost message is evidence of that loss, and does not count as
+    a loss.
     """
 
     known_lost: int = 0

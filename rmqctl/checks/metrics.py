@@ -40,8 +40,9 @@ Sample = tuple[str, Mapping[str, str], float]
 def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
              failed: Callable[[RmqctlError], None]) -> dict[
                  str, list[tuple[Mapping[str, str], float]]]:
-    """Return, for each metric in `HELP`, its samples (labels and value) from all stores. Only one
-    store is open at a time; ``failed`` receives the error of a store that cannot be read.
+    """Return, for each metric in `HELP`, its samples (labels and value) from all stores.
+
+    Only one store is open at a time. ``failed`` receives the error of a store that cannot be read.
     """
     samples_of: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
     for name, opens in stores:

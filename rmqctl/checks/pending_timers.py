@@ -25,11 +25,15 @@ NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
 
 
 def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
-    """Yield a record for each timed message, in the order in which the timer wheel reaches them,
-    then for each message that is not in the timer log yet. ``now``: startup time of the broker
-    (epoch ms). ``due`` (ms) is taken from the message, because a message that is due later than the
-    wheel covers enters the wheel several times. ``deletes``: the key of the message that a recall
-    message deletes.
+    """Yield a record for each timed message, in the order in which the timer wheel reaches them.
+
+    Messages that are not in the timer log yet come last.
+
+    * ``now``: startup time of the broker (epoch ms)
+    * ``due``: due time (ms), from the message itself, because a message that is due later than the
+      wheel covers enters the wheel several times
+    * ``deletes``: key of the message that a recall message deletes
+
     Raises: StoreIOError.
     """
     files = TimerFiles.of(store)

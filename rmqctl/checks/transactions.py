@@ -1,9 +1,10 @@
 """Unfinished transactions, by their half messages (spec: recovery.md §10).
 
-An op message ends the half messages that it names. A broker checks all other half messages from the
-offset of its check group on: it appends the half message again and asks the producer for the
-outcome. Once the message was checked too often or is too old, the broker moves it to a separate
-topic. So a transaction may have several half messages, which share the producer's unique key.
+An op message ends the half messages that it names. A broker checks the other half messages, from
+the offset of its check group on. For a check, the broker appends the half message again and asks
+the producer for the outcome. So a transaction may have several half messages, which share the
+producer's unique key. A message that was checked too often or is too old is moved to a separate
+topic.
 """
 
 from __future__ import annotations
@@ -185,9 +186,10 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether the transaction with this id has ended. The caller has checked that the id
-    does not name an unfinished transaction. So if the id belongs to a half message, the transaction
-    has ended.
+    """Return whether the transaction with this id has ended.
+
+    The caller has checked that the id names no unfinished transaction. So if the id belongs to a
+    half message, the transaction has ended.
     """
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])
@@ -245,8 +247,12 @@ def _number(text: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """A broker's settings for transaction checks: time until the first check, time between checks,
-    maximum number of checks, retention time of files; times in ms.
+    """A broker's settings for transaction checks. Times are in ms.
+
+    * ``immunity``: time until the first check
+    * ``every``: time between checks
+    * ``most``: maximum number of checks
+    * ``reserved``: retention time of files
     """
 
     immunity: int

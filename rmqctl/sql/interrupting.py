@@ -23,10 +23,10 @@ effect.
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
     """While this context is active, call ``interrupt`` in another thread on SIGINT or SIGTERM.
-    Yield the list of received signals, because a library may drop the exceptions that signal
-    handlers raise.
 
-    Do nothing outside of the main thread, or if another wakeup file descriptor is set.
+    Yield the list of received signals, because a library may drop the exceptions that signal
+    handlers raise. Do nothing outside of the main thread, or if another wakeup file descriptor is
+    set.
     """
     # A handler written in Python runs late in a library's call; the wake-up pipe does not.
     came: list[int] = []

@@ -30,13 +30,13 @@ _MAX_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options for reading stores. ``split_size``: partition size in bytes; 0 for complete files,
-    None for a default.
+    """Options for reading stores.
 
-    ``paths`` are as given; `stores` expands them. ``orphans``: whether to also read messages in
-    tiers that no consume queue entry points to. ``fail_on_loss``: whether to refuse a store that is
-    known to have lost messages. ``compacted``: whether to read compaction topics as a broker serves
-    them, instead of from the log.
+    * ``paths``: as given; `stores` expands them
+    * ``split_size``: partition size in bytes; 0 for complete files, None for a default
+    * ``orphans``: whether to also read messages in tiers that no consume queue entry points to
+    * ``fail_on_loss``: whether to refuse a store that is known to have lost messages
+    * ``compacted``: whether to read compaction topics as a broker serves them, not from the log
     """
 
     paths: tuple[str, ...]
@@ -110,8 +110,9 @@ class ReadOptions:
 
 
 def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
-    """Return the paths of the options ``path`` (one path, or several separated by commas) and
-    ``paths`` (JSON, from ``load([...])``). URLs are unchanged.
+    """Return the paths of two options: ``path`` and ``paths``. URLs are unchanged.
+
+    ``path`` is one path, or several separated by commas; ``paths`` is JSON, from ``load([...])``.
     Raises: UsageError.
     """
     chosen: list[str] = []
@@ -196,8 +197,10 @@ _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """The start of a stream: a physical offset, ``earliest`` or ``latest``. ``stores``: the start
-    of each named store; ``others``: the start of all other stores.
+    """The start of a stream: a physical offset, ``earliest`` or ``latest``.
+
+    ``stores``: the start of each named store.
+    ``others``: the start of all other stores.
     """
 
     others: Start = "earliest"
@@ -212,7 +215,9 @@ class Starting:
 
 def starting(text: str | None) -> Starting:
     """Parse the option ``startingOffsets``: ``earliest`` (the default), ``latest``, or a JSON
-    object that maps stores to a physical offset, ``earliest`` or ``latest``.
+    object.
+
+    The object maps stores to a physical offset, ``earliest`` or ``latest``.
     Raises: UsageError for anything else.
     """
     if text is None or text.strip().lower() in _WORDS:

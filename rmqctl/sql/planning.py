@@ -1,7 +1,7 @@
 """Planning of reads: divides the files of stores into partitions of about equal size.
 
-Planning lists folders and reads very little: the ends of a log's last files and, if there is a
-condition on the time, the first two records of each log file. A file or queue is skipped only if it
+Planning lists folders and reads very little: the ends of a log's last files. For a condition on the
+time, the first two records of each log file are also read. A file or queue is skipped only if it
 cannot contain a match. Many small files are combined into one partition.
 """
 
@@ -172,11 +172,10 @@ def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, u
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
-    """Return the used size in bytes of a log's last files, by path. Only these files can have an
-    unused end.
+    """Return the used size in bytes of a log's last files, by path.
 
-    At most eight files are read: the file that a broker writes to, and the files that it allocated
-    in advance.
+    Only the file that a broker writes to and the files that it allocated in advance can have an
+    unused end. So at most eight files are read.
     """
     sizes: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:

@@ -92,10 +92,10 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """Return the smallest and the greatest integer in a column for which a comparison with
-    ``values`` can be true; None: no limit.
-    ``unit``: units of ``values`` per unit of the column, such as 1000 for values in microseconds
-    and a column in milliseconds.
+    """Return the smallest and the greatest integer of a column that can meet a comparison.
+
+    None: no limit.
+    ``unit``: units of ``values`` per unit of the column, such as 1000 for µs and a column in ms.
     """
     low, high = min(values), max(values)
     least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1

@@ -1,6 +1,7 @@
-"""The needs of a query, determined from its text: all columns that it names and, for a simple query
-on the table messages, its conditions on rows. When in doubt, more columns and rows are included
-than needed.
+"""The needs of a query, determined from its text.
+
+The needs are all columns that the query names and, for a simple query on the table messages, its
+conditions on rows. When in doubt, more columns and rows are included than needed.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Needs:
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
           columns_of: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
-    """Return what a query needs from each table that it names. Return None if this cannot be
-    determined: then all tables must be read completely.
+    """Return what a query needs from each table that it names.
+
+    None if this cannot be determined: all tables must then be read completely.
     Raises: UsageError unless the text is a single query.
     """
     try:
@@ -102,8 +104,9 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """Return the conditions of a query that the data source can apply; no conditions unless the
-    query reads only the table messages.
+    """Return the conditions of a query that the data source can apply.
+
+    There are none unless the query reads only the table messages.
     """
     try:
         node = tree["statements"][0]["node"]
@@ -186,9 +189,7 @@ def _operand(node: Mapping[str, Any]) -> Any:
 
 
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _TimeText) -> int | None:
-    """Parse a text as a time, as DuckDB does. Return it in µs since 1970; None if the text is not a
-    time.
-    """
+    """Parse a text as a time, as DuckDB does. Return µs since 1970; None if it is not a time."""
     moment = _TimeText(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # the query reports it, too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "

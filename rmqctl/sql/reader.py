@@ -1,9 +1,10 @@
 """Read pieces of files in one task, and return them as the Arrow record batches that Spark expects.
 
 Pieces are plain values that the driver sends to executors. A piece contains the size that its file
-had when the read was planned. If the file has shrunk since then, rows are missing, which is an
-error; rows that were appended since then are not read. All other code of this module runs on
-executors and needs no pyspark: it converts pieces to record batches, given a schema and conditions.
+had at planning. If the file has shrunk since then, rows are missing, which is an error. Rows that
+were appended since then are not read.
+
+This module runs on executors and needs no pyspark.
 """
 
 from __future__ import annotations
@@ -159,8 +160,9 @@ def still_there(file: StoreFile) -> None:
 
 @dataclass(slots=True)
 class Holes:
-    """Reports the ranges of a log file that contain no messages, by calling ``lost``. Damage is
-    reported at once, zeros only when other data follows them.
+    """Calls ``lost`` for each range of a log file that contains no messages.
+
+    Damage is reported at once, zeros only when other data follows them.
     """
 
     path: str
@@ -193,11 +195,13 @@ class Holes:
 
 @dataclass(slots=True)
 class TableReader:
-    """Reader for pieces of one table. ``names``: the columns to read; ``schema``: their names and
-    types in the result.
+    """Reader for pieces of one table.
 
-    ``passed``: called with each batch of a log. ``lost``: called with the path of a log file and
-    each range in which messages are missing, see `Holes`.
+    * ``names``: the columns to read
+    * ``schema``: their names and types in the result
+    * ``passed``: called with each batch of a log
+    * ``lost``: called with the path of a log file and each range in which messages are missing (see
+      `Holes`)
     """
 
     table: str

@@ -1,13 +1,16 @@
 """Seams: the positions at which tasks divide the frames of a log file.
 
-A log file is cut at arbitrary positions; the seam of a cut is the start of the first frame at or
-after it. Tasks of a data source cannot communicate. So the task whose range ends at a cut and the
-task whose range begins there call the same function, whose result depends only on the file. The
-function looks for an *anchor*: a record before the cut that its consume queue entry points to. (A
-record forged inside a message body has no such entry.) From the anchor, the function walks the
-frames up to the cut; the seam is the end of this walk. The task that reads the range before the cut
-fails if its own walk does not end at the seam (`walk_range`). So a wrong seam ends the job, and
-never silently loses or duplicates a record.
+A log file is cut at arbitrary positions. The seam of a cut is the start of the first frame at or
+after the cut.
+
+Tasks of a data source cannot communicate. So the two tasks on either side of a cut call the same
+function, whose result depends only on the file. The function looks for an *anchor*: a record before
+the cut that its consume queue entry points to. (A record forged inside a message body has no such
+entry.) From the anchor, the function walks the frames up to the cut; the seam is the end of this
+walk.
+
+The task that reads the range before the cut fails if its own walk does not end at the seam
+(`walk_range`). So a wrong seam ends the job, and never silently loses or duplicates a record.
 """
 
 from __future__ import annotations
@@ -91,13 +94,17 @@ class Seams:
         self._source, self._proof = source, proof
 
     def at(self, cut: int) -> int:
-        """Return the seam of ``cut``: the start of the first frame at or after this position. It is
-        the same frame that a walk over the complete file would find.
+        """Return the seam of ``cut``: the start of the first frame at or after this position.
 
-        The walk to the cut starts at the first of these positions that is available: 1. a proven
-        record at most 16 MiB before the cut; 2. the file's start, if the cut is near it; 3.
-        unproven records, found by resync at several distances before the cut, if the walks from all
-        of them end at the same seam; 4. the file's start.
+        A walk over the complete file would find the same frame. The walk to the cut starts at the
+        first available of these positions:
+
+        * a proven record at most 16 MiB before the cut
+        * the file's start, if the cut is near it
+        * unproven records, found by resync at several distances before the cut, if the walks from
+          all of them end at the same seam
+        * the file's start
+
         Raises: StoreIOError if the file cannot be read or has shrunk.
         """
         if cut <= 0:
@@ -128,9 +135,10 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """Walk from the first record in ``[start, cut)`` to the cut. Return the position at which
-        the walk ends, and whether one of the checked records on the way is proven. Return None if
-        the range contains no record.
+        """Walk from the first record in ``[start, cut)`` to the cut.
+
+        Return the position at which the walk ends, and whether one of the checked records on the
+        way is proven. Return None if the range contains no record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:
@@ -156,13 +164,12 @@ class Seams:
 
 def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
         Batch]:
-    """Yield the frames of a file that start at or after the seam of ``start`` and before the seam
-    of ``end``.
+    """Yield the frames of a file from the seam of ``start`` up to the seam of ``end``.
 
     ``last``: whether all bytes from ``end`` on are zero; they then form one frame with the zeros
     before ``end``.
     Raises: StoreIOError if the range does not end where the next range begins, or if the file
-    shrank. In this case, do not use the frames already yielded.
+    shrank. The frames already yielded are then invalid.
     """
     walk = Walk(source, seams.at(start), end,
                 beside=Beside(source).without if source.witness else None)
@@ -188,8 +195,9 @@ def whole(walk: Walk) -> None:
 
 
 class PlannedSource:
-    """A source limited to the ``size`` bytes that the file had at planning, without bytes appended
-    later.
+    """A source limited to ``size`` bytes, the size of the file at planning.
+
+    Bytes appended later are not read.
     Raises: StoreIOError if the file has shrunk.
     """
 

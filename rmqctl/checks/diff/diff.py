@@ -62,8 +62,10 @@ class DiffOptions:
 
 @dataclass(slots=True)
 class Diff:
-    """A comparison: call `run`, then read the results. With ``c``, a third member of a DLedger
-    group, only the entries of the three members are compared.
+    """A comparison: call `run`, then read the results.
+
+    ``c``: a third member of a DLedger group. Only the entries of the three members are then
+    compared.
     """
 
     a: Store
@@ -302,8 +304,8 @@ def shares_offsets(a: Side, b: Side) -> bool:
     """Return whether a few samples show the same messages at the same physical offsets in both
     logs.
 
-    Logs with the same file size share offsets if most records of any sample agree (a slave may have
-    diverged later); logs with different file sizes only if all records agree.
+    * Same file size: most records of any sample must agree (a slave may have diverged later).
+    * Different file sizes: all records must agree.
     """
     start, end = max(a.start, b.start), min(a.end, b.end)
     if start >= end:  # nothing in common: only an empty log leaves nothing to pair by queue
@@ -344,7 +346,7 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
         Difference]:
     """Yield a difference for each queue whose bounds are not the same in both views.
 
-    Entries expire with the log, so a different first offset counts only if both logs begin at the
+    Entries expire with the log. So a different first offset counts only if both logs begin at the
     same offset, or with ``whole``.
     """
     left, right = _bounds(a), _bounds(b)
@@ -405,8 +407,10 @@ def _bounds_text(bounds: Bounds | str | None) -> str:
 
 @dataclass(slots=True)
 class ConfigCount:
-    """Result of comparing the configuration files, without their backups. ``same``: number of equal
-    files; other fields: names of the files that differ or are in only one store.
+    """Result of comparing the configuration files, without their backups.
+
+    ``same``: number of equal files. Other fields: names of the files that differ or are in only one
+    store.
     """
 
     same: int = 0

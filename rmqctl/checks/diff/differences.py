@@ -1,8 +1,8 @@
 """Results of `diff`: differences between two stores, and a description of how two records differ.
 
 The stores are called ``a`` and ``b``, as on the command line. `Side` reads the log of one store:
-its frames and damaged spans, by physical offset. It skips a hole in the log (a missing file, a file
-that is too short): messages that the other store has in this range count as missing.
+its frames and damaged spans, by physical offset. `Side` skips a hole in the log (a missing or short
+file). Messages that the other store has in this range count as missing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _PAGE = 2 << 20
 class Difference:
     """A difference. Offsets and lengths refer to ``a``, or to ``b`` if ``a`` lacks the message.
 
-    ``physical_offset_b`` and ``msg_id_b`` are set if they differ from the values of a. ``fields``:
-    names of the differing fields (``properties.NAME`` for one property). ``structure`` is
-    commitlog, consumequeue, config or store.
+    * ``physical_offset_b``, ``msg_id_b``: set if they differ from the values of ``a``
+    * ``fields``: names of the differing fields (``properties.NAME`` for one property)
+    * ``structure``: commitlog, consumequeue, config or store
     """
 
     kind: Kind
@@ -180,8 +180,8 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Return the fields that differ, in the order of the record: by name, the value in ``a`` and
-    the value in ``b``.
+    """Return the fields that differ, in the order of the record: name, value in ``a``, value in
+    ``b``.
 
     ``ignored``: fields that are not compared. With `PLACE`, the comparison also ignores the CRC
     property that brokers append, the sys_flag bit for an IPv6 store host, and the order of the
@@ -224,8 +224,9 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
-    """Describe the two values of a field, as in ``flag 0 / 7``; for bytes also the position of the
-    first difference.
+    """Describe the two values of a field, as in ``flag 0 / 7``.
+
+    For bytes, the text also contains the position of the first difference.
     """
     if not isinstance(left, bytes):
         if name.endswith("_timestamp"):
@@ -252,11 +253,12 @@ def _value(value: Any) -> str:
 
 
 class Side:
-    """A cursor over the frames of a log. ``position`` is the start of the next frame.
+    """A cursor over the frames of a log.
 
-    ``messages`` and ``bytes_damaged`` count the messages and damaged bytes before ``position``.
-    ``end`` is the end of the log in the selected view (on disk: after the last provable record)
-    when the comparison began.
+    * ``position``: start of the next frame
+    * ``messages``, ``bytes_damaged``: number of messages and damaged bytes before ``position``
+    * ``end``: end of the log in the selected view when the comparison began (on disk: after the
+      last provable record)
     """
 
     def __init__(self, name: Name, view: View) -> None:

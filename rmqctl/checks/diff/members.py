@@ -43,8 +43,10 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class DLedgerMember:
-    """A member of the group. ``damaged``: number of its entries that are damaged while another
-    member has them. ``behind``: number of entries of other members after its last entry.
+    """A member of the group.
+
+    * ``damaged``: number of its damaged entries that another member has
+    * ``behind``: number of entries of other members after its last entry
     """
 
     name: str
@@ -99,9 +101,12 @@ class DLedgerMember:
 
 
 class DifferingEntries(NamedTuple):
-    """A run of entries that differ between members: indexes ``first`` to ``last``, byte offsets
-    ``[pos, end)``. One item for each member: ``kinds``, the state of its entries; ``terms``, the
-    term of its entries; ``groups``, a number that is the same for members with equal entries.
+    """A run of entries that differ between members: indexes ``first`` to ``last``.
+
+    * ``pos``, ``end``: byte offsets ``[pos, end)``
+    * ``kinds``: for each member, the state of its entries
+    * ``terms``: for each member, the term of its entries
+    * ``groups``: for each member, a number that is the same for members with equal entries
     """
 
     first: int
@@ -139,13 +144,15 @@ class DifferingEntries(NamedTuple):
 
 @dataclass(slots=True)
 class Members:
-    """The comparison: call `run`, then read the results. ``common``: index, term and byte offset of
-    the last entry that all members have before their logs diverge. ``parted``: the entries where
-    they diverge. ``runs``: the first ``most`` runs of differing entries. ``count``: number of
-    entries in all runs.
+    """The comparison: call `run`, then read the results.
 
-    ``files``: the first member's log files after a planned repair, instead of the files on disk.
-    ``border``: the index after which a new run starts.
+    * ``common``: index, term and byte offset of the last entry before the logs of the members
+      diverge
+    * ``parted``: the entries where they diverge
+    * ``runs``: the first ``most`` runs of differing entries
+    * ``count``: number of entries in all runs
+    * ``files``: the first member's log files after a planned repair, instead of the files on disk
+    * ``border``: the index after which a new run starts
     """
 
     stores: Sequence[Store]
@@ -294,8 +301,9 @@ class Members:
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
-        """Return the first column (one per index) in which two members have intact entries of
-        different terms; the number of columns if none does.
+        """Return the first column in which two members have intact entries of different terms.
+
+        A column is an index. If there is no such column, return the number of columns.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)

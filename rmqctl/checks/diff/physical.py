@@ -1,7 +1,7 @@
 """Comparison of two logs with the same physical offsets (master and slave, store and backup).
 
-Both logs are read in parallel. A batch with the same bytes in both logs is not compared further;
-other records are paired by physical offset and compared by column. `PhysicalPass` reports
+Both logs are read in parallel. A batch with the same bytes in both logs is not compared further.
+Other records are paired by physical offset and compared by column. `PhysicalPass` reports
 differences; subclasses override `same`, `missing` and `different` to handle them differently.
 """
 
@@ -40,10 +40,10 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """A comparison of the frames of two logs, from the current positions of the cursors on. A frame
-    that only one log has counts as missing in the other log.
+    """A comparison of the frames of two logs, from the current positions of the cursors on.
 
-    Batches passed to `same`, `missing` and `different` are valid only during the call.
+    A frame that only one log has counts as missing in the other log. Batches passed to `same`,
+    `missing` and `different` are valid only during the call.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences,

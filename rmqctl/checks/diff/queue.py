@@ -97,11 +97,11 @@ class _SideStream:
 
 
 class QueuePass:
-    """A comparison by queue offset. ``strict``: whether a different physical offset or store host
-    is a difference.
+    """A comparison by queue offset.
 
-    ``whole``: whether messages older than all messages of the other store count as missing in that
-    store, not as expired.
+    * ``strict``: whether a different physical offset or store host is a difference
+    * ``whole``: whether messages older than all messages of the other store count as missing in
+      that store, not as expired
     """
 
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
@@ -135,8 +135,7 @@ class QueuePass:
             self._missing(stream.side, other.side, stream.waiting.place)
 
     def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """Return, for each queue, the range ``[first, end)`` of queue offsets of its messages in
-        the log.
+        """Return the range ``[first, end)`` of queue offsets that the log contains, by queue.
 
         For a queue without a message in the log, both bounds are the end of its consume queue.
         """
@@ -206,8 +205,9 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """Return two arrays with an element for each queue number: the first queue offset of the
-        queue in one store, and the queue offset after its last message there.
+        """Return the bounds of each queue in one store, as two arrays by queue number.
+
+        The arrays contain the first queue offset, and the queue offset after the last message.
         """
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]

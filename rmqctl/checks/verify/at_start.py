@@ -1,9 +1,8 @@
-"""Prediction of whether the next broker startup repairs the problems that `verify` found.
+"""Predict whether the next broker startup repairs the problems that `verify` found.
 
 The prediction is made only if there are problems. At startup, a broker dispatches the messages in
-the part of the log that its recovery reads again. The size of that part depends on the release, the
-abort file and the checkpoint; `rmqctl.checks.preflight` determines it (spec: recovery.md §3-§6,
-§15).
+the part of the log that its recovery reads again. `rmqctl.checks.preflight` determines this part
+from the release, the abort file and the checkpoint (spec: recovery.md §3-§6, §15).
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
-"""Groups of releases that recreate fewer entries at a startup after a clean shutdown: the last
-release of each group, and the text that names the group.
+"""Groups of releases that recreate fewer entries at a startup after a clean shutdown.
+
+Key: the last release of a group. Value: the text that names the group.
 """
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
@@ -61,8 +61,9 @@ class AtStart:
             return None
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs:
-        """Return which releases recreate all missing entries of a queue at startup. ``place``:
-        physical offset of the message whose entry is the first missing one (None: unknown).
+        """Return which releases recreate all missing entries of a queue at startup.
+
+        ``place``: physical offset of the message with the first missing entry (None: unknown).
         ``end``: queue offset after the last message of the queue; misplaced entries do not count.
         """
         if place is None:
@@ -88,12 +89,14 @@ class AtStart:
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
-        """Return the finding; its severity becomes info if the next startup discards the index
-        file, as brokers may do after an unclean shutdown (index.md §9).
+        """Return the finding, with severity info if the next startup discards the index file.
 
-        The severity does not change in two cases: the end time is wrong and entries are lost (the
-        wrong time may be why the file is discarded), or entries beyond the end of the log show
-        that messages are lost.
+        Brokers may discard index files after an unclean shutdown (index.md §9). The severity does
+        not change in two cases:
+
+        * The end time is wrong and entries are lost. The wrong time may be why the file is
+          discarded.
+        * Entries beyond the end of the log show that messages are lost.
         """
         if (finding.structure != "index" or not finding.is_trouble or finding.file is None
                 or finding.category not in _OF_AN_INDEX_FILE):
@@ -115,9 +118,10 @@ class AtStart:
         return self.store.sizes.conf.message_index is not False
 
     def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> StartRepairs:
-        """Return which of the predicted startups repair a problem, according to the test
-        ``is_repaired``. ``place``: physical offset from which a startup must read the log again;
-        None if it does not have to.
+        """Return which of the predicted startups repair a problem.
+
+        ``place``: physical offset from which a startup must read the log again (None: no need).
+        ``is_repaired``: returns whether a startup repairs the problem.
         """
         if not self._starts:
             return StartRepairs()

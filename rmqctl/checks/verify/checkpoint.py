@@ -37,9 +37,9 @@ def check(store: Store, last_store_timestamp: int | None, log_end: int, *,
           live: bool | None = None) -> Iterator[Finding]:
     """Yield the findings for checkpoint, abort file and lock of a store.
 
-    ``last_store_timestamp``: the greatest store time in the log (None: the log has no messages).
-    ``log_end``: the physical offset after the last record of the log. ``live``: whether a broker
-    is running on the store (None: determine it).
+    * ``last_store_timestamp``: greatest store time in the log (None: the log has no messages)
+    * ``log_end``: physical offset after the last record of the log
+    * ``live``: whether a broker is running on the store (None: determine it)
     """
     held = store.lock.held if live is None else live
     yield from _checkpoint(store, last_store_timestamp, log_end, held)

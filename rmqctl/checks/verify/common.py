@@ -141,12 +141,10 @@ _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
-    """Return the number of bytes of messages (in a store or a tier) that neither a consume queue
-    nor the index confirms.
+    """Return the number of bytes of messages that neither a consume queue nor the index confirms.
 
-    ``properties``: for each message, the number of bytes of its properties that were compared with
-    neither a consume queue nor the index. ``by_index``: whether the store times were compared with
-    the index.
+    ``properties``: for each message, the number of bytes of its properties that were not compared.
+    ``by_index``: whether the store times were compared with the index.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
         sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))

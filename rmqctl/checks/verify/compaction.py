@@ -1,9 +1,8 @@
-"""Checks of compacted topics (5.1+), which consist of pairs of a log file and a sparse queue file
-(timer-and-others-5x.md §2).
+"""Checks of compacted topics (5.1+), which consist of pairs of a log file and a sparse queue file.
 
-A record in such a log is a commitlog record whose physical offset is its position in this log, so
+A record in such a log is a commitlog record whose physical offset is its position in this log. So
 the same scan validates it. A compaction leaves working folders, ``.delete`` files and holes between
-files; these are legal.
+files; these are legal. spec: timer-and-others-5x.md §2.
 """
 
 from __future__ import annotations
@@ -237,8 +236,10 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
-    """Yield the runs of entries before the end unit or the unused part of a queue file: the
-    position of each run, and its entries. An irregularity is yielded as a position and a text.
+    """Yield the runs of entries in a queue file, each as its position and its entries.
+
+    The runs stop at the end unit or at the unused part of the file. An irregularity is yielded as a
+    position and a text.
     """
     end = UNIT.array(layout.build(END_UNIT))
     gaps = Gaps()

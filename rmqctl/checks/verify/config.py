@@ -45,9 +45,12 @@ overwrites its files in place, so an attempt may find a partly written file.
 def check(store: Store, *, live: bool | None = None,
           logged: Mapping[QueueKey, int] | None = None,
           release: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for all JSON files of ``config/``. ``live``: whether a broker is running
-    on the store. ``logged``: for each queue with messages in the log, the queue offset after its
-    last message (None: the log was not read). ``release``: the requested broker release, if any.
+    """Yield the findings for all JSON files of ``config/``.
+
+    * ``live``: whether a broker is running on the store
+    * ``logged``: for each queue with messages in the log, the queue offset after its last message
+      (None: the log was not read)
+    * ``release``: the requested broker release, if any
     """
     # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
@@ -169,9 +172,10 @@ def _of_backup(backup: ConfigCopy) -> str:
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
                  in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield the findings for consume queue extensions and batch consume queues. ``log_end``: the
-    physical offset after the commitlog's last record. ``in_damage``: whether a physical offset is
-    in a damaged part of the log.
+    """Yield the findings for consume queue extensions and batch consume queues.
+
+    ``log_end``: the physical offset after the commitlog's last record.
+    ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end

@@ -106,10 +106,10 @@ def _without_topic(store: Store) -> Iterator[Finding]:
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
-    """Return the topic configuration file, the configured topics, and the topics that have queues
-    in RocksDB but are not configured.
+    """Return the topic configuration file, the configured topics, and the unconfigured topics.
 
-    The list of topics that are not configured is empty if the configuration cannot be read.
+    The unconfigured topics have queues in RocksDB; their list is empty if the configuration cannot
+    be read.
     """
     file = load_one(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")

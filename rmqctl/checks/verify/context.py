@@ -33,10 +33,13 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class StartRepairs(NamedTuple):
-    """Effect of a startup on a finding. ``by``: releases that repair it without losing a message.
-    ``not_by``: releases that do not. ``entries_lost``: number of index entries that the startup
-    discards permanently. ``unflushed``: why entries are not on disk, if a broker has or had them in
-    memory and the log has all of their messages; otherwise "".
+    """Effect of a startup on a finding.
+
+    * ``by``: releases that repair it without losing a message
+    * ``not_by``: releases that do not
+    * ``entries_lost``: number of index entries that the startup discards permanently
+    * ``unflushed``: why entries are not on disk, if a broker has or had them in memory and the log
+      has all of their messages; otherwise ""
     """
 
     by: tuple[str, ...] = ()
@@ -47,14 +50,17 @@ class StartRepairs(NamedTuple):
     @property
     def severity(self) -> str:
         """Return INFO if all of these releases repair the finding, or if its entries are only
-        unflushed. Otherwise return "": the finding has the severity of its category.
+        unflushed.
+
+        Otherwise return "": the finding then has the severity of its category.
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, action: str) -> str:
-        """Return text to append to a detail, such as ``; a broker's start recreates them (4.9.3,
-        5.3.3)``, or why entries are unflushed; "" if there is nothing to say. ``action``: what the
-        startup does.
+        """Return text to append to a detail; "" if there is nothing to say.
+
+        Examples: ``; a broker's start recreates them (4.9.3, 5.3.3)``, or why entries are
+        unflushed. ``action``: what the startup does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
@@ -110,9 +116,10 @@ class Context:
 
     def start_repairs_of_rows(self, key: QueueKey, place: int | None,
                               end: int | None = None) -> StartRepairs:
-        """Return which releases recreate the missing entries of a queue, from the message at
-        physical offset ``place`` on. ``end``: the queue offset after the last message of the queue
-        (needed only if it is not a plain queue).
+        """Return which releases recreate the missing entries of a queue.
+
+        ``place``: physical offset of the first message with a missing entry (None: unknown).
+        ``end``: queue offset after the queue's last message; needed only if the queue is not plain.
         """
         unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
@@ -137,13 +144,14 @@ class Context:
 
     @cached_property
     def _flushed_to(self) -> int | None:
-        """Return the physical offset up to which a broker has flushed all entries to RocksDB. None
-        if this is unknown, or if all entries must be on disk (queues in files, or a clean
-        shutdown).
+        """Return the physical offset up to which a broker has flushed all entries to RocksDB.
 
-        Entries are written to RocksDB without a write-ahead log and in log order, and both column
-        families are flushed together. So the checkpoint on disk shows which entries are on disk;
-        later entries are only in the broker's memory (rocksdb.md §4).
+        None if the offset is unknown, or if all entries must be on disk: queues in files, or after
+        a clean shutdown.
+
+        A broker writes entries in log order, without a write-ahead log, and flushes the two column
+        families together. So the checkpoint on disk shows which entries are on disk; later entries
+        are only in the broker's memory (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
@@ -187,9 +195,10 @@ class Context:
 
 
 class BadRecord(NamedTuple):
-    """A complete record with a damaged body or damaged properties. ``field``: the damaged part,
-    ``body`` or ``properties``. ``why``: what is wrong with the properties, if no checksum shows
-    their damage; otherwise "".
+    """A complete record with a damaged body or damaged properties.
+
+    ``field``: the damaged part, ``body`` or ``properties``.
+    ``why``: what is wrong with the properties, if no checksum shows their damage; otherwise "".
     """
 
     offset: int
@@ -330,8 +339,9 @@ class ComparedStructures:
 
 
 def known_topics(store: Store) -> frozenset[str] | None:
-    """Return the configured topics. None if they cannot be read, or if the broker does not store
-    the topics that it creates by itself (rocksdb.md §7, v2).
+    """Return the configured topics; None if they cannot be read.
+
+    Also None if the broker does not store the topics that it creates itself (rocksdb.md §7, v2).
     """
     if store.layout.config == "rocksdb-v2":
         return None

@@ -22,9 +22,9 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
     """Yield the findings for the epoch file and the broker's identity.
 
-    ``log_end``: the physical offset after the log's last record; None: the log was not read, and
-    the epochs are not compared with it. ``in_damage``: whether a physical offset is in a damaged
-    part.
+    ``log_end``: the physical offset after the log's last record (None: the log was not read, and
+    the epochs are not compared with it).
+    ``in_damage``: whether a physical offset is in a damaged part.
     """
     yield from _epochs(store, log_end, store.lock.held if live is None else live,
                        in_damage or nowhere)

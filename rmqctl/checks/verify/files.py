@@ -25,8 +25,9 @@ from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
 _MAX_VOTERS = 1000
-"""Maximum number of queues whose files are used to determine the file size; this many are enough
-even if some of them are damaged.
+"""Maximum number of queues whose files are used to determine the file size.
+
+This many are enough even if some of them are damaged.
 """
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
 _CQ_FIX = "rmqctl recover STORE --only consumequeue"

@@ -34,10 +34,11 @@ def default_path(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEnd:
-    """The end of the verified part of the log. ``position``: physical offset of a frame boundary.
+    """The end of the verified part of the log.
 
-    ``anchor`` and ``anchor_end`` are the start and end of the last record before ``position``. If
-    this record still exists, data was only appended to the log.
+    * ``position``: physical offset of a frame boundary
+    * ``anchor``, ``anchor_end``: start and end of the last record before ``position``; if this
+      record still exists, data was only appended to the log
     """
 
     position: int
@@ -56,12 +57,14 @@ class VerifiedEnd:
 
 def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> VerifiedEnd:
-    """Return the position at which the next run starts: the end of the log if this run found no
-    problem, otherwise the first problem in the log. If all problems are in other structures, the
-    next run starts where this run started.
+    """Return the position at which the next run starts.
 
-    ``before``: the position at which this run began. ``last_record``: start and end of the last
-    record that this run read.
+    * if this run found no problem: the end of the log
+    * if it found problems in the log: the first problem
+    * if all problems are in other structures: the start of this run
+
+    ``before``: the position at which this run began.
+    ``last_record``: start and end of the last record that this run read.
     """
     if ok:
         if last_record is None and before is not None:

@@ -107,11 +107,14 @@ class VerifyResult(Generic[C]):
 
     @property
     def impact(self) -> dict[str, Any] | None:
-        """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None if
-        nothing is affected. ``messages``: number of messages without a consume queue entry and of
-        damaged records. ``topics``: number of affected messages and entries of each topic. Added
-        fields: ``rows``, the number of entries that point to no message, and ``bytes``, the number
-        of damaged bytes of the log.
+        """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`.
+
+        None if nothing is affected.
+
+        * ``messages``: number of messages without a consume queue entry and of damaged records
+        * ``topics``: number of affected messages and entries of each topic
+        * ``rows`` (added): number of entries that point to no message
+        * ``bytes`` (added): number of damaged bytes of the log
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -262,8 +265,10 @@ def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
 
 def verdict(run: Verification, most: int,
             is_known: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Run a verification to its end and keep the first ``most`` findings. ``is_known``: function
-    that returns whether a problem is in the baseline; the result is ok if all problems are.
+    """Run a verification to its end and keep the first ``most`` findings.
+
+    ``is_known``: returns whether a problem is in the baseline. The result is ok if all problems
+    are.
     """
     damage: list[int] = []
 
@@ -292,8 +297,9 @@ def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | 
 
 
 def around(store: Store, start: int, end: int) -> tuple[Record | None, Record | None]:
-    """Return the messages just before and just after physical offsets [start, end); None for a
-    message that does not exist or is damaged.
+    """Return the messages just before and just after physical offsets [start, end).
+
+    None for a message that does not exist or is damaged.
     """
     try:
         before = containing(store, start - 1)

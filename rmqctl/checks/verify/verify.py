@@ -1,7 +1,7 @@
-"""verify: checks of everything in a store that can be checked, as a stream of findings.
+"""Check everything in a store that can be checked, and yield the findings.
 
 The log pass reads every byte of the log once and compares each message with consume queues and
-index; entries that match no message are explained afterwards. Small structures have their own
+index. Entries that match no message are explained afterwards. Small structures have their own
 checks.
 """
 
@@ -61,17 +61,20 @@ sizes.
 
 @dataclass(slots=True)
 class VerifyOptions:
-    """Options of a run. ``only``: structures to check (None: all). ``jobs``: number of threads for
-    the log pass. ``ranges``: number of ranges that the log is split into for these threads (None:
-    automatic).
+    """Options of a run.
 
-    Three options restrict the run to a part of the log. ``sample``: check this share (0…1) of the
-    log, in pieces chosen by ``seed``. ``since``: check the log from this physical offset on.
-    ``part``: check only these physical offsets, ``[start, end)``. The start must be a frame
-    boundary. Entries are then only compared with the part of the log that was read.
+    * ``only``: structures to check (None: all)
+    * ``jobs``: number of threads for the log pass
+    * ``ranges``: number of ranges that the log is split into for these threads (None: automatic)
+    * ``profile``: also profile the log by time and position
+    * ``release``: release of the assumed broker (None: the release that wrote the store)
 
-    ``profile``: also profile the log by time and position. ``release``: release of the assumed
-    broker (None: the release that wrote the store).
+    Three options restrict the run to a part of the log. Entries are then compared only with this
+    part.
+
+    * ``sample``: check this share (0…1) of the log, in pieces chosen by ``seed``
+    * ``since``: check the log from this physical offset on
+    * ``part``: check only these physical offsets, ``[start, end)``; start is a frame boundary
     """
 
     only: frozenset[str] | None = None
@@ -266,15 +269,17 @@ class Verification:
             self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
-        """Return whether a structure was requested and can be read. ``config`` always counts as
-        readable, since only single files in it may be unreadable.
+        """Return whether a structure was requested and can be read.
+
+        ``config`` always counts as readable, since only single files in it may be unreadable.
         """
         return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
-        """Yield findings for structures that are not checked, and the notes on which of two forms
-        of the consume queues is used.
+        """Yield findings for structures that are not checked.
+
+        If consume queues exist in two forms, also yield notes on which form is used.
         """
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_judged.items():
@@ -439,6 +444,7 @@ def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool,
                  release: str | None = None) -> Iterator[Finding]:
     """Yield the findings of the checks of small structures, in the order of `STRUCTURES`.
+
     ``context``: results of the log pass (None: the log was not read).
     """
     for finding in files.check(store):

@@ -27,8 +27,9 @@ class SubscriptionGroups(ConfigTable):
     file, table_name = "subscriptionGroup.json", "subscriptionGroupTable"
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
-        """Return the properties of a group in fastjson's order: the defaults, replaced by the
-        ``given`` values that have the right type.
+        """Return the properties of a group in fastjson's order.
+
+        The values in ``given`` replace the defaults if they have the right type.
         Raises: RefusedError for a name that is invalid in the name of a retry topic.
         """
         problem = name_problem(name)

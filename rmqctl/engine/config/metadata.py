@@ -1,7 +1,7 @@
 """A broker's topics and groups in the format of ``mqadmin exportMetadata``.
 
-As with that command, system topics and topics with permission 0 are omitted, and by default also
-the retry and dead letter topics of groups.
+Like that command, this module omits system topics and topics with permission 0. By default, the
+retry and dead letter topics of groups are also omitted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _NEWEST = 5
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
              now: int) -> tuple[dict[str, Any], list[ConfigFile]]:
-    """Return (document, the file of each part); the ``parts`` are "topics" and "groups".
+    """Return (document, the file of each part).
 
-    ``special``: whether to include retry and dead letter topics. ``now``: time of the export (epoch
-    ms).
+    * ``parts``: "topics" and "groups"
+    * ``special``: whether to include retry and dead letter topics
+    * ``now``: time of the export (epoch ms)
     """
     files = [load_one(store, PARTS[part][0]) for part in parts]
     document: dict[str, Any] = {"exportTime": now}

@@ -170,8 +170,7 @@ class ConfigTable:
     def _publish(self, data: bytes) -> None:
         """Save the old content as the backup, then replace the file.
 
-        If the old content is unreadable, it does not replace the backup, but is kept in
-        ``.rmqctl/kept``.
+        Unreadable old content does not replace the backup; it is kept in ``.rmqctl/kept``.
         """
         main, backup = self.path(), self.path(BACKUP)
         if self._from_main:

@@ -54,8 +54,10 @@ _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
 _REVIVE_PREFIX, _REVIVE_QUEUES = f"{_SYSTEM_PREFIX}REVIVE_LOG_", 8
 _OWN_QUEUES = {DEFAULT_TOPIC: DEFAULT_QUEUES, SCHEDULE_TOPIC: 18, "BenchmarkTest": 1024}
-"""Number of queues of some system topics. The topic that has the name of the cluster has
-`BEAN_QUEUES` queues; all other system topics have one queue.
+"""Number of queues of some system topics.
+
+The topic that has the name of the cluster has `BEAN_QUEUES` queues; all other system topics have
+one queue.
 """
 FILTER_TYPES = "SINGLE_TAG", "MULTI_TAG"
 _NO_SENDING = frozenset({SCHEDULE_TOPIC})
@@ -252,8 +254,10 @@ class Topics(ConfigTable):
         return dict(change.after)
 
     def creation_problem(self, name: str, model: str = DEFAULT_TOPIC) -> str | None:
-        """Return the reason why a broker would not create this topic when a message for it arrives;
-        None if it would. ``model``: the topic whose configuration the producer wants to be copied.
+        """Return the reason why a message for this topic would not create it.
+
+        None if the topic exists or would be created. ``model``: the topic whose configuration the
+        producer wants to copy.
         """
         problem = name_problem(name)
         if problem is None and takes_no_messages(name, self.settings.profile.generation):

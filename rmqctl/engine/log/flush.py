@@ -1,8 +1,8 @@
 """Flush the log to disk (spec: recovery.md §11).
 
-`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. They do not retry
-after an error, because the operating system may have dropped the unwritten pages, and the next
-fsync would report success.
+`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. After an error, they
+do not flush again. The operating system may have dropped the unwritten pages, and the next fsync
+would report success.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class FlushService(_Service):
 
 class GroupCommit(_Service):
     """Synchronous flush: a thread, which starts at once, flushes the log for all waiting callers.
-    Callers that arrive during a flush are all served by the next flush.
+
+    The next flush serves all callers that arrive during a flush.
     """
 
     _name = "log-group-commit"
@@ -152,8 +153,10 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of calls of `wait`. Only a new call starts a flush, because otherwise a caller
-        that waits for bytes that are not written yet would keep the thread busy.
+        """Number of calls of `wait`.
+
+        Only a new call starts a flush. Otherwise a caller that waits for bytes that are not written
+        yet would keep the thread busy.
         """
         self._thread.start()
 

@@ -1,9 +1,12 @@
-"""A commitlog file opened for writing, in three variants (spec: commitlog.md §1, recovery.md §7,
-§11).
+"""A commitlog file opened for writing, in three variants.
 
-All variants write the same bytes: `ChannelFile` with system calls at once, `MappedFile` by copying
-them into a mapping, `PooledFile` by collecting them in a buffer of the transient store pool until
-`commit`.
+All variants write the same bytes:
+
+* `ChannelFile` with system calls, at once
+* `MappedFile` by copying them into a mapping
+* `PooledFile` by collecting them in a buffer of the transient store pool until `commit`
+
+spec: commitlog.md §1, recovery.md §7, §11.
 """
 
 from __future__ import annotations
@@ -76,9 +79,9 @@ class LogFile(ABC):
     def sync(self) -> None:
         """Commit and flush everything that was appended.
 
-        After a failure, the operating system may have dropped the unwritten pages, and a second
-        attempt would wrongly succeed. So every later call raises the same error. Raises:
-        StoreIOError.
+        After a failed flush, every later call raises the same error. The operating system may have
+        dropped the unwritten pages, and a second attempt would wrongly succeed.
+        Raises: StoreIOError.
         """
         self.commit()
         with self._syncing:
@@ -217,8 +220,8 @@ class MappedFile(LogFile):
     """A file that is written through a shared mapping of its full length.
 
     The caller reserves the file's space first (`log_create`): a write into a hole on a full disk
-    would end the process with SIGBUS. With ``warm``, each page is touched without changing it, and
-    the pages are locked. ``locked``: whether the system allowed the locking.
+    would end the process with SIGBUS. ``warm``: touch each page without changing it, and lock the
+    pages. ``locked``: whether the system allowed the locking.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,

@@ -37,13 +37,15 @@ _BLANK = layout.reader(Blank)
 
 
 class LogFiles:
-    """The files of a commitlog that is opened for appending. ``end``: the physical offset of the
-    next byte.
+    """The files of a commitlog that is opened for appending.
 
     One thread appends (`append`, `close_with_blank`, `roll`); other threads may call `commit` and
-    `sync`. ``files``: the existing files; without files, the log starts at ``end``. The settings
-    determine the file size and the variant of the files. Nothing on disk is truncated or deleted,
-    except an unused file that was allocated ahead (`remove_unused`).
+    `sync`. Nothing on disk is truncated or deleted, except an unused file that was allocated ahead
+    (`remove_unused`).
+
+    * ``settings``: these determine the file size and the variant of the files
+    * ``end``: physical offset of the next byte
+    * ``files``: the existing files; without files, the log starts at ``end``
     """
 
     def __init__(self, folders: Sequence[str], settings: Settings, end: int,
@@ -188,8 +190,9 @@ class LogFiles:
                 file.commit()
 
     def sync(self, least_pages: int = 0) -> int:
-        """Flush the files in order, but the last file only if it has ``least_pages`` dirty pages
-        (0: always); return `synced`.
+        """Flush the files in order; return `synced`.
+
+        The last file is flushed only if it has ``least_pages`` dirty pages (0: always).
         Raises: StoreIOError; after a failure, in every later call (see `LogFile.sync`).
         """
         with self._syncing:
@@ -221,8 +224,9 @@ class LogFiles:
             _remove_unused(file)
 
     def close(self) -> None:
-        """Commit collected bytes and close every file, without a flush and without removing unused
-        files.
+        """Commit collected bytes and close every file.
+
+        Nothing is flushed, and no unused file is removed.
         Raises: StoreIOError, after closing all files that can be closed.
         """
         failures: list[RmqctlError] = []
@@ -295,7 +299,8 @@ def is_all_zero(path: str) -> bool:
 class Maker:
     """Creates and opens log files of one length and one variant.
 
-    With a ``pool``, appended bytes go to its buffers, and ``mapped`` has no effect, as in a broker.
+    With a ``pool``, appended bytes go to the pool's buffers, and ``mapped`` has no effect, as in a
+    broker.
     """
 
     def __init__(self, file_size: int, *, mapped: bool = False, warm: bool = False,
@@ -393,10 +398,10 @@ class FileAllocator:
             self._change.notify_all()
 
     def take(self, base: int) -> LogFile:
-        """Wait for the file that starts at ``base`` and return it, or raise the error with which
-        its creation failed.
+        """Wait for the file that starts at ``base`` and return it.
 
         If the creation already failed in the background, try again: the disk may have space now.
+        Raises: the error with which the creation failed.
         """
         with self._change:
             if isinstance(self._created.get(base), RmqctlError):

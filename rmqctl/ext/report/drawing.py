@@ -237,9 +237,10 @@ def _short_count(value: float) -> str:
 
 
 def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
-    """Return a word of `KINDS` for each cell of the log: damage if any byte of the cell is damaged,
-    else the kind of most of its bytes; None if no file covers the cell. ``reach``: the physical
-    offset at which the last missing file ends.
+    """Return a word of `KINDS` for each cell of the log; None if no file covers the cell.
+
+    The word is damage if any byte of the cell is damaged; otherwise it is the kind of most of its
+    bytes. ``reach``: the physical offset at which the last missing file ends.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]

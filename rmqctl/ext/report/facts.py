@@ -54,10 +54,13 @@ Watch = Callable[[str, int], Any]
 
 
 class QueueRow(NamedTuple):
-    """A queue: number of its intact ``messages`` in the log, and their ``size`` in bytes;
-    ``first``, ``last``: their store times (ms); ``least``, ``most``: minimum and maximum offset of
-    the queue, None without a consume queue; ``lost``: number of messages already lost; ``cut``:
-    number of messages that startup would lose.
+    """A queue and its messages.
+
+    * ``messages``, ``size``: number of its intact messages in the log, and their bytes
+    * ``first``, ``last``: store times (ms) of these messages
+    * ``least``, ``most``: minimum and maximum offset of the queue; None without a consume queue
+    * ``lost``: number of messages already lost
+    * ``cut``: number of messages that startup would lose
     """
 
     topic: str
@@ -86,12 +89,14 @@ class TopicRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A consumer group's figures for one topic. ``lag``: number of messages not consumed, as a
-    broker counts them; ``since``: store time (ms) of the last consumed message in the queue with
-    the largest lag; ``lost``: number of messages lost before the group consumed them; ``at_risk``:
-    number of intact messages not consumed that startup would lose; ``beyond``: number of messages
-    by which consumer offsets exceed the ends of their queues; ``twice``: number of messages
-    delivered again.
+    """A consumer group's figures for one topic.
+
+    * ``lag``: number of messages not consumed, as a broker counts them
+    * ``since``: store time (ms) of the last consumed message in the queue with the largest lag
+    * ``lost``: number of messages lost before the group consumed them
+    * ``at_risk``: number of intact messages not consumed that startup would lose
+    * ``beyond``: number of messages by which consumer offsets exceed the ends of their queues
+    * ``twice``: number of messages delivered again
     """
 
     group: str
@@ -406,8 +411,10 @@ def _missing(store: Store, start: Prediction,
 
 def _after_the_end(store: Store, start: Prediction) -> tuple[
         tuple[int | None, int | None] | None, int | None]:
-    """Return the first and last store time (ms) of messages lost after the end of the log (None if
-    no such message is known), and the latest store time that the index or the checkpoint proves.
+    """Return two results about messages lost after the end of the log.
+
+    * their first and last store time (ms); None if no such message is known
+    * the latest store time that the index or the checkpoint proves
     """
     end, places = View(store).disk_end, start.already_lost_places
     if not start.lost_at_end and (places is None or places[1] < end.offset):

@@ -21,8 +21,9 @@ KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
 HIDDEN = "▒▒▒▒"
 _WORD = re.compile(r"[\w%|.@-]+")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
-"""The path of a value in a configuration file (``$.topicConfigTable.orders.perm``). All that
-follows the first name is masked: it may contain a topic or group that occurs in no other text.
+"""The path of a value in a configuration file (``$.topicConfigTable.orders.perm``).
+
+All text after the first name is masked: it may contain a topic or group that occurs nowhere else.
 """
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
@@ -42,9 +43,11 @@ def parse_kinds(text: str | None) -> frozenset[str]:
 
 
 class Mask:
-    """Masks the given kinds of `KINDS`. ``topics``, ``groups``: all names that may occur in the
-    report; each name gets one pseudonym. ``roots``: the path of the store, as typed and in full;
-    ``others``: further paths that the report may name.
+    """Masks the given kinds of `KINDS`.
+
+    * ``topics``, ``groups``: all names that may occur in the report; each name gets one pseudonym
+    * ``roots``: the path of the store, as typed and in full
+    * ``others``: further paths that the report may name
     """
 
     def __init__(self, kinds: Iterable[str], topics: Iterable[str] = (),
@@ -131,7 +134,9 @@ def _spellings(path: str) -> tuple[str, ...]:
 
 
 def _as_path(path: str) -> str:
-    """Return a regular expression for a path. A path without a separator may be part of an ordinary
-    word, so the expression matches it only as a separate word.
+    """Return a regular expression for a path.
+
+    A path without a separator may be part of an ordinary word, so it matches only as a separate
+    word.
     """
     return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

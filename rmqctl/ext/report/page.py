@@ -101,9 +101,11 @@ class CategorySummary:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Inputs of the page. ``created_at``: time of the report (ms). ``commands``: for each part of
-    the page, a shell command that prints the same. ``log``: the log, None if its layout is not
-    supported.
+    """Inputs of the page.
+
+    * ``created_at``: time of the report (ms)
+    * ``commands``: for each part of the page, a shell command that prints the same
+    * ``log``: the log, None if its layout is not supported
     """
 
     language: Language

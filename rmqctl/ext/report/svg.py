@@ -25,9 +25,11 @@ _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "st
 
 
 def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:
-    """Return the ``<svg>`` element for a page. ``titles``: tooltips of elements, by ``gid``;
-    ``name``: the prefix of all ids, which must be unique in a page; ``shape``: an additional CSS
-    class.
+    """Return the ``<svg>`` element for a page.
+
+    * ``titles``: tooltips of elements, by ``gid``
+    * ``name``: the prefix of all ids, which must be unique in a page
+    * ``shape``: an additional CSS class
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(drawn)  # noqa: S314 - drawn here, of numbers

@@ -1,8 +1,7 @@
-"""Spark's Python daemon with rmqctl's modules, which are loaded before the daemon forks its
-workers.
+"""Spark's Python daemon, which loads rmqctl's modules before it forks its workers.
 
 ``spark.python.daemon.module`` is set to this module only if rmqctl is installed on the workers or
-they use the driver's package (``local[N]``). Workers then start without importing anything, and the
+they use the driver's package (``local[N]``). Workers then start without importing anything. The
 garbage collection that Spark runs after every task takes almost no time.
 """
 

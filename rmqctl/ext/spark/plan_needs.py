@@ -1,9 +1,9 @@
-"""Determine from a query's optimised plan which columns the query reads and which conditions rows
-must meet.
+"""Determine which columns a query reads and which conditions its rows must meet.
 
 Spark does not prune columns of a Python data source. Filters that Spark passes to the source also
 apply to another scan of the same relation, which may have other conditions. So this module reads
-columns and conditions from the plan, and returns them as a schema and load options of the relation.
+columns and conditions from the query's optimised plan. It returns them as a schema and load options
+of the relation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _IN_MS = "unix_millis(store_timestamp)"
 _LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
            "physical_offset": ("startPhy", "endPhy", 1, 1)}
-"""For each column: the option for the least value, the option for the greatest value, the number to
-add to the greatest value, and the factor by which a literal is larger than the option's value (1000
-for Spark's times, which are in µs).
+"""For each column: the options for the least and the greatest value, the number to add to the
+greatest value, and a factor.
+
+A literal is the option's value times the factor: 1000 for Spark's times, which are in µs.
 """
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
@@ -47,8 +48,8 @@ class Scans:
     def options(self, table: str, given: Mapping[str, str]) -> dict[str, str]:
         """Return load options for the conditions that options express exactly.
 
-        There are none for a table that is scanned several times, because the scans may need
-        different rows. Options in ``given`` are not overridden.
+        A table that is scanned several times gets no options, because the scans may need different
+        rows. Options in ``given`` are not overridden.
         """
         if len(self.conditions) != 1:
             return {}
@@ -182,8 +183,9 @@ def _plain(value: Any) -> str | int | None:
 
 
 def _bounds(column: str, sign: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each option for a condition; the value is a set of texts or
-    numbers, or a limit.
+    """Yield the load options for a condition, as pairs of name and value.
+
+    A value is a set of texts or numbers, or a limit.
     """
     if column in _EQUALS and sign == "=":
         yield _EQUALS[column], set(values)
@@ -204,8 +206,10 @@ def _text(wanted: Any, *, moment: bool) -> str:
 
 
 def _moment(millis: int) -> str:
-    """Return a time as ISO-8601 text; "" if it is out of range. An option also accepts a time as a
-    number, but the unit of such a number depends on how many digits it has.
+    """Return a time as ISO-8601 text; "" if it is out of range.
+
+    An option also accepts a time as a number, but the number's unit depends on its number of
+    digits.
     """
     try:
         return datetime.fromtimestamp(millis // 1000, UTC).replace(

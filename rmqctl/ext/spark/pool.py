@@ -2,8 +2,9 @@
 
 Several small tasks run in one Spark task (`packed`). A result is a pickled value, which the Java
 side does not decode. The function and the tasks are sent once (broadcast). Spark repeats a failed
-task and uses one result per task. The job is an RDD job, not ``mapInArrow``, because the SQL engine
-would delay the first job by 2 to 3 s.
+task and uses one result per task.
+
+The job is an RDD job: with ``mapInArrow``, the SQL engine would delay the first job by 2 to 3 s.
 """
 
 from __future__ import annotations
@@ -144,11 +145,11 @@ class _Failed:
 
 
 class _SparkWorker:
-    """The function that runs on an executor. It receives numbers of tasks, and yields, for each
-    task, the name of the kernel and the result, pickled.
+    """The function that runs on an executor.
 
-    If the driver's working folder exists on the executor, the tasks run in this folder, so that
-    relative paths have the same meaning. ``roots``: URLs that tasks may need.
+    It receives numbers of tasks, and yields the name of the kernel and the pickled result of each
+    task. If the driver's working folder exists on the executor, the tasks run in this folder, so
+    that relative paths have the same meaning. ``roots``: URLs that tasks may need.
     """
 
     def __init__(self, sent: Any, folder: str, secrets: dict[str, str],
@@ -203,9 +204,9 @@ def weight(task: Any) -> int:
 def packed(weights: Sequence[int], jobs: int) -> list[range]:
     """Divide the tasks into ranges of consecutive tasks; each range becomes one Spark task.
 
-    A range ends when it has `MIN_SIZE` bytes. This size is smaller if there would otherwise be
-    fewer than four ranges for each of ``jobs``. Larger ranges save time, because starting a Spark
-    task takes as long as reading megabytes.
+    A range ends when it has `MIN_SIZE` bytes, or fewer if each of ``jobs`` would otherwise get
+    fewer than four ranges. Larger ranges save time, because starting a Spark task takes as long as
+    reading megabytes.
     """
     enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0

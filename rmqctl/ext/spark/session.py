@@ -1,8 +1,8 @@
 """Start a Spark session without output on the terminal: on this machine, or on an existing cluster.
 
-Spark's log is written to a file; after a failure an error message names the file, otherwise the
-file is removed. Workers get the package (``rmqctl``) and its kernel from the driver. The Python of
-the workers must have the dependencies of rmqctl (numpy, pyarrow, isal, construct).
+Spark's log is written to a file, which is kept only after a failure; an error message then names
+the file. Workers get the package (``rmqctl``) and its kernel from the driver. The Python of the
+workers must have the dependencies of rmqctl (numpy, pyarrow, isal, construct).
 """
 
 from __future__ import annotations
@@ -72,11 +72,15 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             log: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session, which is stopped at the end.
 
-    ``conf``: settings of Spark, which override the default settings. ``log``: file for Spark's
-    messages; by default a temporary file that is removed unless something fails.
-    Raises: UnsupportedError without Java, JobError if the session does not start (both messages
-    contain the remedy), MissingExtraError without pyspark or pyarrow, RefusedError or StoreIOError
-    for the log.
+    ``conf``: settings of Spark, which override the default settings.
+    ``log``: file for Spark's messages; by default a temporary file that is removed unless something
+    fails.
+
+    Raises:
+    * UnsupportedError without Java, JobError if the session does not start; the message has the
+      remedy
+    * MissingExtraError without pyspark or pyarrow
+    * RefusedError or StoreIOError for the log
     """
     require("pyspark", "pyarrow")
     require_jobs()
@@ -134,8 +138,8 @@ def log_of(spark: Any) -> str | None:
 def package_zip(folder: str) -> str:
     """Create an archive of this package for workers on which it is not installed; return its path.
 
-    The archive contains the source of the kernel, by which a worker recognizes that a compiled
-    kernel belongs to this package.
+    The archive contains the kernel's source, by which a worker recognizes that a compiled kernel
+    belongs to this package.
     """
     target = os.path.join(folder, "rmqctl.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

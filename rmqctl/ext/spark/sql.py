@@ -1,9 +1,9 @@
-"""Run SQL queries over the tables of stores: the views ``messages``, ``frames``, ``consumequeue``,
-``index`` and, for stores with a tier, ``tiered_messages``.
+"""Run SQL queries over the tables of stores.
 
-Only the views that a query names are created, and only the columns and rows that the query's
-optimised plan needs are read (`plan_needs`). A view has all columns; unused columns contain typed
-nulls.
+The views are ``messages``, ``frames``, ``consumequeue``, ``index`` and, for stores with a tier,
+``tiered_messages``. Only the views that a query names are created. Only the columns and rows that
+the query's optimised plan needs are read (`plan_needs`). A view has all columns; unused columns
+contain typed nulls.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
           options: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the result of a query, which is computed lazily and reads only the needed parts of the
-    stores.
+    """Return the result of a query, which is computed lazily and reads only the needed data.
 
-    ``options`` are further options of the data source.
+    ``options``: further options of the data source.
     Raises: UsageError with Spark's message for an invalid query, and for statements that change
     data.
     """

@@ -32,8 +32,10 @@ def store_size(root: str, dirs: Sequence[str] = ()) -> int:
 
 
 def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
-    """Return the total size of the logs of all stores in bytes. If several stores are given, a
-    store that cannot be opened counts as 0 bytes; the error is reported later.
+    """Return the total size of the logs of all stores in bytes.
+
+    If several stores are given, a store that cannot be opened counts as 0 bytes. Its error is
+    reported later.
     """
     total = 0
     for root in roots:

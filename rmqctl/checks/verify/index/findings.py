@@ -1,9 +1,13 @@
 """Checks of the index: its entries against the keys in the log, and the structure of each file.
 
-A file of n entries is sound if each entry is reached exactly once: every slot and every link points
-to an older entry of the same slot, no two point to the same entry, and there are n pointers in
-total. This is checked by column, without following a chain, so a cycle cannot cause an endless loop
-(spec: index.md §2-§6).
+A file of n entries is sound if each entry is reached exactly once:
+
+* Every slot and every link points to an older entry of the same slot.
+* No two of them point to the same entry.
+* There are n pointers in total.
+
+This is checked by column, without following a chain, so a cycle cannot cause an endless loop (spec:
+index.md §2-§6).
 """
 
 from __future__ import annotations
@@ -264,8 +268,10 @@ class _ReachedEntries:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """Return the number of used slots if exactly one slot, or one newer entry of the same slot,
-    points to each entry. Return None if this is not so, or if the compiled kernel is not available.
+    """Return the number of used slots if the structure is sound; None if not, or without a kernel.
+
+    In a sound structure, exactly one slot, or one newer entry of the same slot, points to each
+    entry.
     """
     kernel = active()
     shape, source = index.shape, index.source

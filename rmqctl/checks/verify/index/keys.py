@@ -114,8 +114,10 @@ class KeyCheck:
         self.begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
 
     def compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
-        """Compare the next keys with index entries. The keys of all messages before physical offset
-        ``end`` are given in index order, as int64 columns.
+        """Compare the next keys with index entries.
+
+        The keys of all messages before physical offset ``end`` are given in index order, as int64
+        columns.
         """
         try:
             if not self.unreadable:
@@ -161,9 +163,10 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Return whether the first entry of an index file may have the time difference ``diff``. In
-        a rolled file, this time is counted from the end of an earlier file: the previous file,
-        which may have expired, or the last file by name (index.md §7).
+        """Return whether the first entry of an index file may have the time difference ``diff``.
+
+        In a rolled file, this time is counted from the end of an earlier file. That is the previous
+        file, which may have expired, or the last file by name (index.md §7).
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0

@@ -1,6 +1,7 @@
-"""Checks of the entries of a DLedger log: their headers, the chain of their indexes and terms, and
-the units of DLedger's index (spec: dledger.md §2, §3, §7). The messages inside the entries are
-checked like the messages of any other log.
+"""Checks of the entries of a DLedger log (spec: dledger.md §2, §3, §7).
+
+The checks cover the headers of the entries, the chain of their indexes and terms, and the units of
+DLedger's index. The messages inside the entries are checked like the messages of any other log.
 
 `EntryTally` collects the entries of each range of the log during the pass, and is merged like the
 results of ranges. `entry_findings` reports faults in the entries, and contradictions with DLedger's
@@ -43,9 +44,11 @@ class EntryFault(NamedTuple):
 
 @dataclass(slots=True)
 class EntryTally:
-    """Entries of a range of the log, in order. ``loose``: whether bytes that are not an entry
-    follow the last entry, so that entry indexes may be skipped. ``first_loose``: whether such bytes
-    precede the first entry.
+    """Entries of a range of the log, in order.
+
+    * ``loose``: whether the last entry is followed by bytes that are not an entry. Entry indexes
+      may then be skipped.
+    * ``first_loose``: whether such bytes precede the first entry.
     """
 
     first: ChainLink | None = None

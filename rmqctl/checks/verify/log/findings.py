@@ -65,8 +65,10 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
 
 def with_earlier_start(context: Context, log_end: int, findings: Iterable[Finding]) -> Iterator[
         Finding]:
-    """Yield the findings; the first finding about the end of the log mentions that a broker may
-    have truncated the log there at its last startup.
+    """Yield the findings.
+
+    A broker may have truncated the log at its last startup. The first finding about that place
+    mentions this.
     """
     ended = _ended_by_a_start(context)
     for finding in findings:
@@ -101,8 +103,9 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Return whether an index entry points beyond the end of the log. A single consume queue entry
-    that points beyond the end may be wrong; such an index entry confirms it.
+    """Return whether an index entry points beyond the end of the log.
+
+    A single consume queue entry that points there may be wrong; such an index entry confirms it.
     """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 

@@ -1,7 +1,7 @@
 """One pass over a range of the log: frames, checksums, entries and keys.
 
-The range may be the whole log, or a part of it for a thread or a worker process. The results are
-plain values that are merged in log order. spec: commitlog.md §2, §5.4, §6.
+The range is the whole log, or the part for one thread or worker process. The results are plain
+values, which are merged in log order. spec: commitlog.md §2, §5.4, §6.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class LogPass:
             self._units = UnitReader(indexed[0]) if len(indexed) == 1 else None
 
     def _start(self, first: int) -> None:
-        """Open the index at the first frame, which may be after the start of the range if the scan
-        had to resynchronize.
+        """Open the index at the first frame.
+
+        If the scan had to resynchronize, this frame may be after the start of the range.
         """
         self._started = True
         self.result.first = first
@@ -389,14 +390,17 @@ class MessageChecks:
     def _add_further(self, part: CheckedBatch, rows: ExpectedRows,
                      further: tuple[Array, text.Texts, Array], *,
                      skipped: bool = False) -> None:
-        """Add the entries that messages should have in the further queues that they name. Some of
-        these entries may legally be missing.
+        """Add the entries that messages should have in the further queues that they name.
 
-        A 5.x broker assigns queue offsets to messages of some topics without dispatching them
-        (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
-        them. An entry does not count as missing in two cases: if the broker's settings may have
-        kept it from writing such entries, or if the broker ignores the queues that the message
-        names because their list is too short (``skipped``).
+        Some of these entries may legally be missing. A 5.x broker assigns queue offsets to messages
+        of some topics without dispatching them (apache/rocketmq#8693). An older broker, which may
+        have written the store before, dispatches them.
+
+        An entry does not count as missing in two cases:
+
+        * The broker's settings may have kept it from writing such entries.
+        * The broker ignores the queues that the message names, because their list is too short
+          (``skipped``).
         """
         message, names, offsets = further
         if not len(message):

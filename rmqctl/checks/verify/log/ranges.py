@@ -1,8 +1,8 @@
 """The log pass over a whole log: in one piece, or cut into ranges for several threads.
 
-A range starts at the first provable record at or after the cut; the previous range must end exactly
-at the start of this record. If it does not (because of a forged record inside a body, for example),
-the later range is read again from the true boundary, so the result never depends on the number of
+A range starts at the first provable record at or after the cut. The previous range must end exactly
+at the start of this record. If it does not, for example because of a forged record inside a body,
+the later range is read again from the true boundary. So the result never depends on the number of
 threads.
 """
 
@@ -33,8 +33,9 @@ _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
 because the check of each range examines all queues and files.
 """
 _MAX_BYTES = 1 << 30
-"""Maximum size of a range in bytes, with several threads. A range may report its progress only
-once, and a larger range would report it too late.
+"""Maximum size of a range in bytes, with several threads.
+
+A range may report its progress only once, and a larger range would report it too late.
 """
 Progress = Callable[[int], None]
 

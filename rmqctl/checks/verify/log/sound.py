@@ -1,8 +1,8 @@
-"""Fast check in the compiled kernel, which skips messages that agree with everything in the store.
+"""Fast check in the compiled kernel, for messages that agree with everything in the store.
 
-Its loop ends at the first message that does not agree, or that needs another check; the pass by
-column (`log_pass`) continues at this message. The messages skipped before it are a *run*, whose
-totals are added to the results like the totals of a batch.
+The kernel's loop ends at the first message that does not agree, or that needs another check. The
+pass by column (`log_pass`) continues at this message. The messages before it are a *run*. The
+totals of a run are added to the results like the totals of a batch.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def batch_expected(record: Record) -> tuple[int, int]:
 
 def check(store: Store, log_end: int, *, live: bool = False,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield the findings for all batch consume queues. ``log_end``: physical offset after the log's
-    last record.
+    """Yield the findings for all batch consume queues.
 
+    ``log_end``: physical offset after the log's last record.
     ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
     for queue in store.batch_queues.values():
@@ -164,11 +164,10 @@ class _BatchQueueCheck:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Yield the faults of entries whose order differs from the order of their messages, or that
-        cover a queue offset a second time.
+        """Yield the faults of entries that are out of order or cover a queue offset a second time.
 
-        Only entries without another fault are considered, so that one wrong number does not make
-        other entries look wrong.
+        The order of the entries must be the order of their messages. Only entries without another
+        fault are considered, so that one wrong number does not make other entries look wrong.
         """
         if not len(rows):
             return
@@ -250,8 +249,10 @@ messages of each.
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Yield findings for records of batch topics to which no entry points: records between records
-    with an entry, and records after the last record with an entry.
+    """Yield findings for records of batch topics to which no entry points.
+
+    These are records between records with an entry, and records after the last record with an
+    entry.
     """
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)

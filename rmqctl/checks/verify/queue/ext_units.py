@@ -28,7 +28,8 @@ _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
 class ExtReader(Closing):
-    """Reader of the extension units of one queue, by the address in an entry's tags code.
+    """Reader of the extension units of one queue. The tags code of an entry contains a unit's
+    address.
 
     It reads a page at a time and caches the last page for neighbouring entries.
     """
@@ -53,8 +54,9 @@ class ExtReader(Closing):
         return self.files[number].path, offset - self.files[number].base
 
     def unit(self, address: int) -> UnitRecord | None:
-        """Return the unit at an address (a tags code with the top bit set); None if no complete
-        unit is at the address.
+        """Return the unit at an address; None if no complete unit is at the address.
+
+        ``address``: a tags code with the top bit set.
         """
         place = self.place(address)
         if place is None:
@@ -72,9 +74,10 @@ class ExtReader(Closing):
             return None
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
-        """Read a page that starts at this position of a file. Return its position, the last
-        position at which a unit may start so that the page certainly contains all of it, and its
-        bytes.
+        """Read a page that starts at this position of a file.
+
+        Return the page's position, the last position at which a unit of any size still fits, and
+        the bytes.
         """
         if self._source is None or self._source.name != path:
             self.close()
@@ -90,7 +93,7 @@ class ExtReader(Closing):
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Check all extension files: every unit must be followed by another one, up to an end mark.
+    """Check all extension files: another unit or an end mark must follow every unit.
 
     After the last unit that the consume queue points to, the last file may contain truncated units
     that later units overwrote only in part. No broker reads these units, so they are not checked.
@@ -194,11 +197,10 @@ class _Window:
         return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
     def way_on(self, position: int, *ways: int) -> int | None:
-        """Return the first of the sizes ``ways`` for which a unit or the end mark is at
-        ``position`` plus this size.
+        """Return the first of the sizes ``ways`` after which a unit or the end mark begins.
 
-        If no size meets this condition, return the first size after which the unused part of the
-        file begins; None if no such size exists.
+        Sizes count from ``position``. If no size fits, return the first size after which the unused
+        part of the file begins, or None.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:

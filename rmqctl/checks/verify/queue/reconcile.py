@@ -1,8 +1,7 @@
 """Explanation of differences between log and consume queue: each entry gets one category.
 
-Only the entries and messages that the log pass could not match are examined, since the explanation
-is exact but slow: entries without a message (reverse direction), and messages whose entry differs
-(claims).
+The explanation is exact but slow, so it covers only what the log pass could not match. These are
+entries without a message (reverse direction), and messages whose entry differs (claims).
 """
 
 from __future__ import annotations
@@ -99,8 +98,10 @@ class LeftOverRows:
     # -- reverse: rows nobody claimed -----------------------------------------------------------
 
     def prepare(self) -> None:
-        """Classify the entries that match no message: expired entries, padding entries, entries
-        beyond the log, entries of lost messages, and stray entries.
+        """Classify the entries that match no message.
+
+        The classes are expired entries, padding entries, entries beyond the log, entries of lost
+        messages, and stray entries.
         """
         self._settle()
         log = self.context.store.log
@@ -118,11 +119,11 @@ class LeftOverRows:
                     self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
-        """Distinguish entries of a light queue that are too early because the broker skipped queue
-        offsets from entries that are too early for another reason. Skipped queue offsets explain an
-        entry that is early by at most the number of queue offsets skipped before it.
+        """Determine whether skipped queue offsets explain that entries of a light queue are too
+        early.
 
-        If the beginning of the log was not read, the number of skipped queue offsets is unknown.
+        A broker may skip queue offsets. If it skipped n offsets before an entry, the entry may be
+        up to n positions too early. If the beginning of the log was not read, n is unknown.
         """
         tally, context = self.tally, self.context
         if not self.queue.topic.startswith(props.LMQ_PREFIX):
@@ -233,8 +234,10 @@ class QueueReconciler(LeftOverRows):
     """Explanation of the differences between one queue and the log."""
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings for the queue. First call `prepare` for all queues, because an entry
-        of one queue may explain a message of another.
+        """Yield the findings for the queue.
+
+        First call `prepare` for all queues, because an entry of one queue may explain a message of
+        another.
         """
         # Messages without their entry, or with another one.
         if self._is_switched:

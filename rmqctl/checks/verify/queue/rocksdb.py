@@ -1,6 +1,7 @@
-"""Checks of a consume queue database: whether it can be read completely, and whether the recorded
-last entry of each queue is right (spec: rocksdb.md §3, §4, §10). The entries are compared with the
-log like entries in files.
+"""Checks of a consume queue database (spec: rocksdb.md §3, §4, §10).
+
+The database must be completely readable, and the recorded last entry of each queue must be right.
+The entries are compared with the log like entries in files.
 """
 
 from __future__ import annotations
@@ -52,11 +53,10 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
-    """Compare the consume queues in RocksDB with the files, if a broker writes both (it reads the
-    files).
+    """Compare the consume queues in RocksDB with the files, if a broker writes both.
 
-    Entries in RocksDB are not flushed at once, so a killed broker leaves permanent holes in the
-    database.
+    The broker reads the files. Entries in RocksDB are not flushed at once, so a killed broker
+    leaves permanent holes in the database.
     """
     # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
@@ -134,9 +134,9 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield a finding for each gap between two entries of a queue, if the log has no messages with
-    the missing queue offsets.
+    """Yield a finding for each gap between two entries of a queue.
 
+    A gap is reported only if the log has no messages with the missing queue offsets.
     ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """
     if context.looked_at is not None or tally.unlisted:

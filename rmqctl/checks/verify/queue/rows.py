@@ -1,9 +1,8 @@
-"""Comparison of every message of the log with its consume queue entry (forward direction), by
-column.
+"""Comparison of every message of the log with its consume queue entry, by column.
 
-Entries are compared by position (queue offset), queue by queue, for many messages at a time.
-Matching entries are recorded only as intervals; differences are recorded one by one, up to a limit,
-and `reconcile` explains them.
+This is the forward direction. Entries are compared by position (queue offset), queue by queue, for
+many messages at a time. Matching entries are recorded only as intervals. Differences are recorded
+one by one, up to a limit, and `reconcile` explains them.
 """
 
 from __future__ import annotations
@@ -199,8 +198,10 @@ class ExpectedEntries:
         tally.messages -= 1
 
     def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
-        """Record that the messages at queue offsets ``[least, behind)`` have matching entries; the
-        first message is at ``physical``. ``intact``: queue offset after the last intact message.
+        """Record that the messages at queue offsets ``[least, behind)`` have matching entries.
+
+        ``physical``: physical offset of the first message.
+        ``intact``: queue offset after the last intact message.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
@@ -349,7 +350,9 @@ class ExpectedEntries:
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
         """Return a boolean array: whether each message belongs to an earlier queue with the same
-        name, that is, whether it is before the first message of this queue.
+        name.
+
+        Such a message is before the first message of this queue.
         """
         if tally.begun is None:
             tally.begun = begun_at(queue, self.store.log)
@@ -447,11 +450,15 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
-    """Search a queue for entries that are at lower queue offsets than their messages. ``end``: the
-    queue offset at which the queue ends.
+    """Search a queue for entries that are at lower queue offsets than their messages.
 
-    Return a boolean array (whether each message has such an entry), the number of positions by
-    which each found entry is too early, and the found entries.
+    Return three arrays:
+
+    * for each message: whether it has such an entry
+    * for each found entry: the number of positions by which it is too early
+    * the found entries
+
+    ``end``: the queue offset at which the queue ends.
     """
     begin, units = _ahead(queue, end, offset, physical)
     none: Array = np.zeros(len(offset), bool)

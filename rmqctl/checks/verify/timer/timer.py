@@ -45,8 +45,9 @@ _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _MAX_SINGLE = 1000
-"""Maximum number of units without a matching message for which the record in the log is examined;
-all further units are reported as pointing to no message.
+"""Maximum number of units without a matching message for which the record in the log is examined.
+
+All further units are reported as pointing to no message.
 """
 _MAX_AHEAD = 1 << 20
 """Maximum number of consume queue entries that are searched for the messages of a page of units."""

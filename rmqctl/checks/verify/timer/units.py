@@ -127,10 +127,10 @@ class TimerLog:
                 yield UnitPage(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Yield findings for positions that were never written although units follow them in this
-        file or, if ``followed``, in a later file.
+        """Yield findings for positions that were never written although units follow them.
 
-        Garbage after zeros does not extend the log; a damaged unit after other units does.
+        The units follow in this file or, if ``followed``, in a later file. Garbage after zeros does
+        not extend the log; a damaged unit after other units does.
         """
         sound = np.flatnonzero(used & _SOUND)
         behind = int(sound[-1]) + 1 if len(sound) else 0

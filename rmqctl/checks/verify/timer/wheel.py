@@ -1,9 +1,9 @@
 """Checks of the timer wheel: each slot by itself, then compared with the units of the timer log.
 
-spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten in a later
-round of the wheel: a past slot whose units have expired is legal. The slot of a time points to its
-newest unit, and each unit to the previous unit. If a slot or a unit points to a unit with another
-time, only one of the two is reported: the slot or unit that nothing else confirms.
+Slots are never cleared, only overwritten in a later round of the wheel. So a past slot whose units
+have expired is legal. The slot of a time points to its newest unit, and each unit to the previous
+unit. If a slot or a unit points to a unit with another time, only the one that nothing else
+confirms is reported. spec: timer-and-others-5x.md §1.2, §1.3, §1.5.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _MAX_KEPT = 1 << 17
 
 @dataclass(slots=True)
 class Wheel:
-    """The slots by column. ``sound``: whether a slot is used and valid by itself. ``bad``: whether
-    a fault of the slot was reported.
+    """The slots by column.
+
+    ``sound``: whether a slot is used and valid by itself.
+    ``bad``: whether a fault of the slot was reported.
     """
 
     path: str
@@ -128,10 +130,11 @@ class Wheel:
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """Yield three items for each of the fields last_pos and first_pos: its name, the slots in
-        which it points to a unit with another time, and the positions of these units.
+        """Yield three items for each of the fields last_pos and first_pos.
 
-        Units whose time is unknown are skipped (`TimerLog.times`).
+        The items are the field's name, the slots in which it points to a unit with another time,
+        and the positions of these units. Units whose time is unknown are skipped
+        (`TimerLog.times`).
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             sound_slots = np.flatnonzero(self.sound & ~self.bad)
@@ -234,11 +237,11 @@ class WheelChains:
                               "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
-        """Find the slots that point to a unit with another time. Yield, for each field that may be
-        wrong, its name, the slots in which it is wrong, and the positions of their units.
+        """Find the slots that point to a unit with another time.
 
-        If the unit belongs to the slot by its own time, the time of the slot is wrong; otherwise
-        the field that points to the unit is wrong.
+        For each field that may be wrong, yield its name, the slots in which it is wrong, and the
+        positions of their units. If the unit's own time belongs to the slot, the slot's time is
+        wrong. Otherwise the field that points to the unit is wrong.
         """
         for name, slots, places in wheel.mismatches(self._log):
             own = np.array([self._suspects.get(unit_position, slot + 1) % SLOTS == slot

@@ -1,3 +1,4 @@
-"""Rebuild consume queues and index of a store on a pool of workers; the result is published like
-that of other repairs.
+"""Rebuild the consume queues and the index of a store on a pool of workers.
+
+The result is published like the result of other repairs.
 """

@@ -1,8 +1,8 @@
 """Groups of queues, and the columns of a group's segment in a spool.
 
-A group contains complete queues, selected by a hash of topic and queue id, so that each group can
-be written separately. A message that was dispatched to several queues is passed to the groups of
-all these queues. Each group receives only the entries of its own queues.
+A group contains complete queues, selected by a hash of topic and queue id, so each group can be
+written separately. A message that was dispatched to several queues is passed to the groups of all
+these queues. Each group receives only the entries of its own queues.
 """
 
 from __future__ import annotations

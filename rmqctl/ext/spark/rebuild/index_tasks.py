@@ -100,11 +100,11 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
 
 def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
-    """Yield the task's segments, each with the physical offset and the store time of the entry
-    before the task's first entry.
+    """Yield the task's segments.
 
-    A message without keys belongs to the task of the entry before it; without such an entry, to the
-    task of the first entry.
+    With each segment, yield the physical offset and the store time of the entry before the task's
+    first entry. A message without keys belongs to the task of the entry before it. Without such an
+    entry, the message belongs to the task of the first entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:

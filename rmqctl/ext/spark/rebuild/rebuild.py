@@ -1,11 +1,13 @@
-"""Rebuild consume queues and index from the log on a pool of workers. The resulting files are
-identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
+"""Rebuild consume queues and index from the log on a pool of workers.
 
-First, a task for each range of the log writes the derived entries to a spool, by group of queues.
-Then tasks write the queues of a group, or some index files, from the spools in log order. The
-driver only checks the boundaries between ranges, sums the results, and moves folders. All workers
-must see stores and scratch folder under the same paths. During the rebuild, spools need about 60
-bytes per message on the disk of the scratch folder.
+The resulting files are identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
+
+* First, a task for each range of the log writes the derived entries to a spool, by group of queues.
+* Then tasks write the queues of a group, or some index files, from the spools in log order.
+* The driver only checks the boundaries between ranges, sums the results, and moves folders.
+
+All workers must see stores and scratch folder under the same paths. The spools need about 60 bytes
+per message on the disk of the scratch folder.
 """
 
 from __future__ import annotations
@@ -81,11 +83,10 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
                progress: Callable[[int], None] | None = None,
                batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
                range_size: int | None = None, groups: int | None = None) -> Rebuilt:
-    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, but do not reuse the files of an
-    interrupted run.
+    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, without files of an interrupted run.
 
-    ``range_size``: number of bytes of the log that a task reads (default: depends on log and pool);
-    ``groups``: number of tasks that write queues. The result does not depend on them.
+    ``range_size``: number of bytes of the log that a task reads (default: depends on log and pool).
+    ``groups``: number of tasks that write queues. The two values do not change the result.
     Raises: StoreIOError, also if a worker does not see the driver's files.
     """
     rebuild = _PoolRebuild(pool, parts, root, settings, scratch,
@@ -104,8 +105,9 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 
 def default_range_size(size: int, jobs: int) -> int:
-    """Return the number of bytes of the log that a task reads, so that each worker gets several
-    tasks, within limits for the size of a task.
+    """Return the number of bytes of the log that a task reads.
+
+    The number is within limits for the size of a task; within them, each worker gets several tasks.
     """
     per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
@@ -287,8 +289,9 @@ def _add(total: SpooledRange, spooled: SpooledRange) -> None:
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:
-    """Raise StoreIOError if a worker continued although it could not read a file: a plan must not
-    be based on an incomplete log.
+    """Raise StoreIOError if a worker continued although it could not read a file.
+
+    A plan must not be based on an incomplete log.
     """
     if refused:
         raise StoreIOError(refused[0])

@@ -1,7 +1,7 @@
 """The tasks of a rebuild, which read the log and write queues and index.
 
-A task may run several times, and on any worker. In each run its files, below the scratch folder,
-have new names, and they are used only if the driver receives these names.
+A task may run several times, on any worker. Each run gives its files, which are below the scratch
+folder, new names. The driver uses only the files whose names it receives.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ spool.
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """Settings of all tasks of a rebuild. ``folder``: the folder below the scratch folder for
-    spools and the output of tasks. ``rows``: whether to rebuild the consume queues;
-    ``settings.message_index``: whether to rebuild the index.
+    """Settings of all tasks of a rebuild.
+
+    * ``folder``: the folder below the scratch folder for spools and the output of tasks
+    * ``rows``: whether to rebuild the consume queues
+    * ``settings.message_index``: whether to rebuild the index
     """
 
     root: str
@@ -167,8 +169,9 @@ class QueueGroup:
 
 @dataclass(slots=True)
 class TaskOutput:
-    """Result of a task. ``folder``: name of the folder with its files, in the job's folder. The
-    numbers are those of `Rebuilt`.
+    """Result of a task. ``folder``: name of the task's folder in the job's folder.
+
+    The numbers have the same meaning as in `Rebuilt`.
     """
 
     folder: str

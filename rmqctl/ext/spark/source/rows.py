@@ -57,7 +57,7 @@ RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
     """Return whether rows with these columns are stored as recorded.
 
-    ``asked``: the user's choice; None: store as recorded if the columns allow it.
+    ``asked``: the user's choice; with None, the columns decide.
     Raises: UsageError for impossible combinations.
     """
     valid = {*MESSAGE_COLUMNS, *_IGNORED}

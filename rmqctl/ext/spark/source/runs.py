@@ -1,9 +1,9 @@
-"""Sorted runs of rows: files by which tasks pass rows to a single writer, which merges them in
-bounded memory.
+"""Sorted runs of rows: files by which tasks pass rows to a single writer.
 
-A run is an Arrow IPC stream. Its first two columns, ``key`` and ``position``, determine the order
-of all rows of a job; no two rows have the same key and position. Runs are in a folder that the
-driver and all executors can access. Only runs whose names a task returned are used.
+The writer merges the runs in bounded memory. A run is an Arrow IPC stream. Its first two columns,
+``key`` and ``position``, determine the order of all rows of a job; no two rows have the same key
+and position. Runs are in a folder that the driver and all executors can access. Only runs whose
+names a task returned are used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
 
-Spark creates these objects in its own Python processes, pickles them and sends them to executors,
-so they contain only plain values. Spark does not prune columns: to read only some columns, use
-``.schema("topic string, ...")``. The reader accepts no filters from Spark, because Spark (4.1 to
-4.3) keeps accepted filters in the relation, so that a DataFrame used twice with different
-conditions would miss rows. To read fewer bytes, pass conditions as load options.
+Spark pickles these objects and sends them to executors, so they contain only plain values.
+
+Spark does not prune columns: to read only some columns, use ``.schema("topic string, ...")``. To
+read fewer bytes, pass conditions as load options.
+
+The reader accepts no filters from Spark. Spark (4.1 to 4.3) keeps accepted filters in the relation,
+and a DataFrame used twice with different conditions would miss rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""``spark.readStream.format("rocketmq")``: follows growing stores and reads each message exactly
-once.
+"""Follow growing stores and read each message exactly once (``spark.readStream``).
 
-An offset of the stream contains, for each store, the physical offset up to which the log was read,
-which is always the end of a frame. The end of the next batch is found by scanning frames from
-there, so no task searches for the start of a record. The rows of a batch depend only on the start
-offset and the end offset of the batch, and on the logs.
+An offset of the stream contains a physical offset for each store. The log was read up to this
+physical offset, which is always the end of a frame. The end of the next batch is found by scanning
+frames from there, so no task searches for the start of a record. The rows of a batch depend only on
+its two offsets and on the logs.
 """
 
 from __future__ import annotations
@@ -64,9 +63,7 @@ class StreamPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of a stream. Batches are planned on the driver, in a process that runs as long as
-    the query, and read on executors.
-    """
+    """A reader of a stream. The driver plans the batches; executors read them."""
 
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
         self._options = ReadOptions.of(given, FOLLOWING)
@@ -121,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of a batch that begins at ``start``. A new store is read from its start.
 
         PySpark 4.0 and 4.1 do not pass ``start``. The batch then begins at the end of the last
-        batch, and the first batch begins at the start of the last log file in use.
+        batch. The first batch begins at the start of the last log file in use.
         """
         if start is None:
             start = {store: self._ends.get(store, log.last_file())
@@ -142,10 +139,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
-        """Advance the offsets of all stores by at most ``most`` bytes in total, in equal shares if
-        the stores have enough bytes.
+        """Advance the offsets of all stores by at most ``most`` bytes in total.
 
-        At least one frame is included, if there is any. A different store comes first each time.
+        The stores get equal shares if they have enough bytes. At least one frame is included, if
+        there is any. A different store comes first each time.
         """
         stores = sorted(reached.keys() & self._logs.keys())
         self._turn = (self._turn + 1) % max(len(stores), 1)

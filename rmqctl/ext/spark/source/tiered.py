@@ -274,15 +274,18 @@ class _UnitMessages:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether a message of ``size`` bytes, or a coda, begins at ``physical_offset``, as
-        the unit indicates. Only then is it worthwhile to read the message.
+        """Return whether the bytes at ``physical_offset`` look like a message of ``size`` bytes or
+        a coda.
+
+        Only then is it worthwhile to read the message.
         """
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
-        """Return the messages of a batch whose size and queue offset match their units. ``good``:
-        numbers of the valid messages in the batch.
+        """Return the messages of a batch whose size and queue offset match their units.
+
+        ``good``: numbers of the valid messages in the batch.
         """
         records = batch.select(good)
         units = rows[good]

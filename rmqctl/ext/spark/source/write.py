@@ -1,9 +1,9 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
-Tasks check their rows, sort them and write them to files in a folder next to the target, which the
-driver and all executors must see. The commit writes the rows in order to a store in that folder,
-flushes the store to disk, and publishes it by one rename. After a failure before the rename, the
-target does not exist.
+Tasks check their rows, sort them and write them to files in a folder next to the target. The driver
+and all executors must see this folder. The commit writes the rows in order to a store in that
+folder, flushes the store to disk, and publishes it by one rename. After a failure before the
+rename, the target does not exist.
 """
 
 from __future__ import annotations
