@@ -1,9 +1,13 @@
 """Recommended next steps for a store, in order, and problems that no command repairs.
 
 A step is offered only if it would change something. `RepairOutlook` describes the effect of a
-planned repair. No step loses data that the previous step kept: restoring from another copy comes
-first, then repairing the store without a copy (for damage at the end of the log, truncation is
-offered before fillers), then consumer offsets, then commands that only read.
+planned repair. No step loses data that the previous step kept. So the order is:
+
+* restoring from another copy
+* repairing the store without a copy; for damage at the end of the log, truncation is offered before
+  fillers
+* consumer offsets
+* commands that only read
 """
 
 from __future__ import annotations
@@ -29,9 +33,10 @@ Effect = Literal["read-only", "reversible", "irreversible"]
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A recommended command, the reason for it, and its effect. ``loses``: what the command loses;
-    ``messages``: number of messages replaced by fillers, ``undecided``: number of records
-    discarded.
+    """A recommended command, the reason for it, and its effect.
+
+    ``loses``: what the command loses, as numbers: ``messages`` are replaced by fillers, and
+    ``undecided`` records are discarded.
     """
 
     command: str
@@ -91,16 +96,22 @@ class DamagedTail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairOutlook:
-    """The effect of `recover` on a store in its current state. ``changes``: whether `recover`
-    changes anything. ``lost``: number of messages that `recover` replaces by fillers or drops.
-    ``undecided``: number of records about which the user has to decide. ``undo_first``: ID of an
-    earlier repair to undo first, because only `undo` restores the data that it moved aside.
-    ``refused``: the reason why `recover` makes no plan. ``is_member``: whether the log belongs to a
-    DLedger member, which is repaired from another member. ``truncate_to``: the end of the log, if
-    truncating the log files at this offset helps and loses no message. ``form_unproven``: whether
-    the user has to choose the format of the new consume queues. ``tail``: the damaged end of the
-    log, if it can be truncated instead of filled. ``groups_beyond``: groups with an offset beyond
-    the end of its queue after the repair; None if unknown.
+    """The effect of `recover` on a store in its current state.
+
+    * ``changes``: whether `recover` changes anything
+    * ``lost``: number of messages that `recover` replaces by fillers or drops
+    * ``undecided``: number of records about which the user has to decide
+    * ``undo_first``: ID of an earlier repair to undo first, because only `undo` restores the data
+      that it moved aside
+    * ``refused``: the reason why `recover` makes no plan
+    * ``is_member``: whether the log belongs to a DLedger member, which is repaired from another
+      member
+    * ``truncate_to``: the end of the log, if truncating the log files at this offset helps and
+      loses no message
+    * ``form_unproven``: whether the user has to choose the format of the new consume queues
+    * ``tail``: the damaged end of the log, if it can be truncated instead of filled
+    * ``groups_beyond``: groups with an offset beyond the end of its queue after the repair; None if
+      unknown
     """
 
     changes: bool = False
@@ -265,10 +276,11 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
 
 def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
                 damages: int) -> list[NextStep]:
-    """Return the planned steps, with the backup instead of the placeholder COPY. ``when``: time of
-    the backup in epoch ms. ``damages``: number of damaged ranges that the store had at that time;
-    if there were any, the backup may lack the same bytes, so restoring from it comes after other
-    repairs.
+    """Return the planned steps, with the backup instead of the placeholder COPY.
+
+    ``when``: time of the backup in epoch ms.
+    ``damages``: number of damaged ranges that the store had at that time. If there were any, the
+    backup may lack the same bytes, so restoring from it comes after other repairs.
     """
     if not planned:
         return []

@@ -1,10 +1,12 @@
 """Effect of damage, a broker startup or a repair on consumers: one record per group and queue.
 
-The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan); the consumer offsets
-are read from ``config/``. Queues are read only where an offset requires it. A broker writes offsets
-to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown, some messages
-after an offset may already have been consumed; it is unknown which ones. Broadcast consumers keep
-their offsets themselves. With POP, an offset covers delivered messages, acknowledged or not.
+The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan). The consumer offsets
+are read from ``config/``. Queues are read only where an offset requires it.
+
+A broker writes offsets to disk every 5 s (``flushConsumerOffsetInterval``). So after an unclean
+shutdown, some messages after an offset may already have been consumed; it is unknown which ones.
+Broadcast consumers keep their offsets themselves. With POP, an offset covers delivered messages,
+acknowledged or not.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueLosses:
-    """The outcome for one queue, in queue offsets. ``end``: the offset after the last message, once
-    the broker has started or the repair is done. ``lost``: messages already missing from the log.
-    ``cut``: intact messages that the start truncates. ``without_row``: messages in the log that no
-    consumer receives. ``undecodable``: messages that clients cannot decode. ``made_from``: the
-    first queue offset after the padding entries, if the start rebuilds the queue and begins it with
-    padding entries. ``least``: the min offset that the broker then assumes for the queue; None if
-    the size of the queue's files is unknown.
+    """The outcome for one queue, in queue offsets.
+
+    * ``end``: the offset after the last message, once the broker has started or the repair is done
+    * ``lost``: messages already missing from the log
+    * ``cut``: intact messages that the start truncates
+    * ``without_row``: messages in the log that no consumer receives
+    * ``undecodable``: messages that clients cannot decode
+    * ``made_from``: the first queue offset after the padding entries, if the start rebuilds the
+      queue and begins it with padding entries
+    * ``least``: the min offset that the broker then assumes for the queue; None if the size of the
+      queue's files is unknown
     """
 
     end: int
@@ -99,10 +105,12 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Return whether the group misses a message, receives a message twice, or has an offset
-        beyond the end of the queue. Messages lost before its offset do not count: the group has
-        already received them. An offset of the delay service beyond the end does not count either:
-        the broker moves it back.
+        """Return whether the group misses a message, receives one twice, or has an offset beyond
+        the end.
+
+        Messages lost before its offset do not count: the group has already received them. An offset
+        of the delay service beyond the end of the queue does not count either: the broker moves it
+        back.
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
@@ -203,9 +211,13 @@ class Consumers:
 
 
 class Situation(NamedTuple):
-    """Inputs besides the losses: the broker's ``generation`` (4 or 5), whether the last shutdown
-    was ``unclean``, whether a broker is ``running`` on the store, and whether a starting broker
-    ``clamps`` the delay service's offsets to the bounds of their queues (since 4.9.2).
+    """Inputs besides the losses.
+
+    * ``generation``: the broker's generation, 4 or 5
+    * ``unclean``: whether the last shutdown was unclean
+    * ``running``: whether a broker is running on the store
+    * ``clamps``: whether a starting broker clamps the delay service's offsets to the bounds of
+      their queues (since 4.9.2)
     """
 
     generation: int

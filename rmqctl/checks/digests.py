@@ -15,16 +15,21 @@ from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
 MAX_HOLES = 4 << 30
-"""Maximum number of bytes of holes in a file that are read as zeros. No file of a broker has more;
-a file without allocated blocks could claim any size.
+"""Maximum number of bytes of holes in a file that are read as zeros.
+
+No file of a broker has more. A file without allocated blocks could claim any size.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Digest of a file. ``path`` is relative to the store's root (absolute for a file outside it),
-    ``size`` in bytes. ``sha256``: None if the file cannot be read; ``problem`` gives the reason.
-    ``changed``: whether the size of the file has changed since the report began.
+    """Digest of a file.
+
+    * ``path``: relative to the store's root (absolute for a file outside it)
+    * ``size``: in bytes
+    * ``sha256``: None if the file cannot be read
+    * ``problem``: the reason why the file cannot be read
+    * ``changed``: whether the size of the file has changed since the report began
     """
 
     path: str

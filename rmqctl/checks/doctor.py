@@ -49,8 +49,9 @@ class DamageKind:
 
 
 class Disk(NamedTuple):
-    """Size of a store's file system, and the space available to the store's owner, in bytes; None
-    for a store at a URL or in an archive.
+    """Size of a store's file system, and the space available to the store's owner, in bytes.
+
+    None for a store at a URL or in an archive.
     """
 
     total: int | None
@@ -59,11 +60,15 @@ class Disk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A diagnosis. `findings`: result of a check of every byte; `start`: effects of a broker's
-    startup. `lock`: the process that has locked the store. `profile`: contents of the log, if
-    requested. `outlook`: effects of a repair, if one was planned. `backup`: path of a backup of the
-    store, the time of its newest restore point (epoch ms), and the number of damaged ranges that
-    the store had then.
+    """A diagnosis.
+
+    * `findings`: result of a check of every byte
+    * `start`: effects of a broker's startup
+    * `lock`: the process that has locked the store
+    * `profile`: contents of the log, if requested
+    * `outlook`: effects of a repair, if one was planned
+    * `backup`: path of a backup of the store, the time of its newest restore point (epoch ms), and
+      the number of damaged ranges that the store had then
     """
 
     findings: VerifyResult[Coverage]
@@ -337,10 +342,13 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
              profile: bool = False, machine: StartEnvironment | None = None,
              phase: Callable[..., None] | None = None) -> Diagnosis:
-    """Verify a whole store and predict a broker startup. `progress` receives the number of log
-    bytes read; each byte is read twice. `profile`: whether to profile the log in the same pass.
-    `machine`: the clock and the disk at startup; None: this machine's. `phase` receives the name of
-    each step, and the number of bytes that it reads, if known.
+    """Verify a whole store and predict a broker startup.
+
+    * `progress`: receives the number of log bytes read; each byte is read twice
+    * `profile`: whether to profile the log in the same pass
+    * `machine`: the clock and the disk at startup (None: this machine's)
+    * `phase`: receives the name of each step, and the number of bytes that it reads, if known
+
     Raises: StoreIOError.
     """
     release = release_of(broker_version) if broker_version else None

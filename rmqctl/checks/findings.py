@@ -19,10 +19,13 @@ REBUILT = frozenset({"consumequeue", "index"})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. ``offset``: the physical offset for the commitlog, otherwise the position in the
-    file; ``position``: always the position in ``file``. ``count``: number of affected entries or
-    records. ``cause``: a detail that a repair needs, usually the name of the damaged field; it is
-    never shown.
+    """A finding.
+
+    * ``offset``: the physical offset for the commitlog, otherwise the position in the file
+    * ``position``: always the position in ``file``
+    * ``count``: number of affected entries or records
+    * ``cause``: a detail that a repair needs, usually the name of the damaged field; it is never
+      shown
     """
 
     category: str
@@ -89,8 +92,9 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """Return the command that examines the problem: `doctor`, which plans a repair and recommends
-    it if it changes anything, or `preflight` for a problem of severity info.
+    """Return the `doctor` command; for a finding of severity info, the `preflight` command.
+
+    `doctor` plans a repair, and recommends the repair if it changes anything.
     """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 

@@ -17,10 +17,13 @@ _MAX_TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """Affected messages. ``messages``: their number; ``of``: number of all messages, None if not
-    counted. ``topics``: number of affected messages by topic, without those whose topic is unknown.
-    ``earliest``, ``latest``: range of their store times (ms); None if unknown. ``complete``:
-    whether topics and times include all affected messages, not only the first ones.
+    """Affected messages.
+
+    * ``messages``: their number
+    * ``of``: number of all messages; None if not counted
+    * ``topics``: number of affected messages by topic, without those whose topic is unknown
+    * ``earliest``, ``latest``: range of their store times (ms); None if unknown
+    * ``complete``: whether topics and times include all affected messages, not only the first ones
     """
 
     messages: int
@@ -77,8 +80,10 @@ class Impact:
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Return the earliest start and the latest end of several ranges of store times (ms). If the
-    start of any range is unknown (None), the earliest start is unknown; the same holds for ends.
+    """Return the earliest start and the latest end of several ranges of store times (ms).
+
+    If the start of any range is unknown (None), the earliest start is None; the same holds for
+    ends.
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]

@@ -135,10 +135,13 @@ class GroupLoss:
 
 @dataclass(frozen=True, slots=True)
 class TierLosses:
-    """Losses of a tier. ``messages``: number of messages that neither the tier nor the local log
-    has; ``by_topic``: this number by topic. ``in_repairs``: number of messages dropped by repairs
-    of the tier. ``undecided``: number of undecided records. ``replaced``: number of replaced
-    messages.
+    """Losses of a tier, as numbers of messages.
+
+    * ``messages``: messages that neither the tier nor the local log has
+    * ``by_topic``: ``messages`` by topic
+    * ``in_repairs``: messages dropped by repairs of the tier
+    * ``undecided``: undecided records
+    * ``replaced``: replaced messages
     """
 
     messages: int = 0
@@ -314,8 +317,9 @@ class Losses:
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Return the number of unread messages that consumer groups miss or would miss; each
-        message counts once for each group. None if unknown.
+        """Return the number of unread messages that consumer groups miss or would miss.
+
+        Each message counts once for each group. None if unknown.
         """
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())

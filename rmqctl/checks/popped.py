@@ -78,8 +78,9 @@ class _PopRecord(msgspec.Struct, frozen=True):
 
 class CheckPoint(_PopRecord, frozen=True):
     """A delivery (check point): ``num`` messages, whose queue offsets are in ``queueOffsetDiff``.
-    Times in ms. ``rePutTimes``: number of times that a broker wrote the check point again because
-    it could not read a message.
+
+    Times are in ms. ``rePutTimes``: number of times that a broker wrote the check point again
+    because it could not read a message.
     """
 
     startOffset: _Long  # noqa: N815
@@ -141,10 +142,13 @@ _Key = tuple[str, str, str, int, int, int]
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery with unacknowledged messages. ``left``: their queue offsets. ``offset``: queue
-    offset of the check point in its revive queue, None while it waits in the timer. ``never``:
-    whether the check point is in the timer and will not be delivered after any restart. ``record``:
-    the record of the check point.
+    """A delivery with unacknowledged messages.
+
+    * ``left``: queue offsets of these messages
+    * ``offset``: queue offset of the check point in its revive queue; None while it waits in the
+      timer
+    * ``never``: whether the check point is in the timer and will not be delivered after any restart
+    * ``record``: the record of the check point
     """
 
     point: CheckPoint
@@ -373,8 +377,10 @@ class _DeliveryJudge:
             yield PoppedMessage(state, delivery, offset, record)
 
     def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
-        """Return a message (None if it is missing), and the state that says why it cannot be
-        delivered again ("" if it can).
+        """Return a message, and the state that says why it cannot be delivered again ("" if it
+        can).
+
+        The message is None if it is missing.
         """
         normal = normal_topic(point)
         if self._topics is not None and normal not in self._topics:

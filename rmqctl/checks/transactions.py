@@ -60,9 +60,11 @@ _CHUNK = 1 << 16
 
 @dataclass(slots=True)
 class Transaction:
-    """An unfinished transaction. ``record``: the last half message in the log, without its body.
-    ``offsets``: queue offsets of its half messages that no op message names. ``given_up``: the copy
-    that the broker stored in `GIVEN_UP_TOPIC` when it stopped checking.
+    """An unfinished transaction.
+
+    * ``record``: the last half message in the log, without its body
+    * ``offsets``: queue offsets of its half messages that no op message names
+    * ``given_up``: the copy that the broker stored in `GIVEN_UP_TOPIC` when it stopped checking
     """
 
     state: str
@@ -110,8 +112,9 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """Yield the unfinished transactions in the order of their half messages, then transactions of
-    which only the copy in `GIVEN_UP_TOPIC` is left. ``now``: epoch ms.
+    """Yield the unfinished transactions in the order of their half messages.
+
+    Transactions of which only the copy in `GIVEN_UP_TOPIC` is left come last. ``now``: epoch ms.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
@@ -199,9 +202,10 @@ def was_ended(store: Store, id: str) -> bool:  # noqa: A002
 
 
 class _Copies:
-    """Search for the queue offsets of all half messages of a transaction. The search uses the
-    index, which may be incomplete; with ``thorough``, it also reads the topic of half messages
-    once.
+    """Search for the queue offsets of all half messages of a transaction.
+
+    The search uses the index, which may be incomplete. With ``thorough``, it also reads the topic
+    of half messages once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

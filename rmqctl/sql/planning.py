@@ -81,8 +81,9 @@ def split_size(total: int, cores: int) -> int:
 
 
 def _cut(items: list[PlanItem], total: int, count: int) -> list[list[Piece]]:
-    """Cut items into ``count`` partitions of equal size in bytes; an item of 0 bytes is added to
-    the partition of an adjacent item.
+    """Cut items into ``count`` partitions of equal size in bytes.
+
+    An item of 0 bytes is added to the partition of an adjacent item.
     """
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
@@ -196,8 +197,8 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
     """Return the files that may contain messages with store times in ``[since, until]`` (ms).
 
-    Files are selected by the store times of their first two records. No CRC covers a store time, so
-    a file is skipped only if two records agree. Times in a file are assumed to be in order, with
+    The store times of a file's first two records decide. No CRC covers a store time, so a file is
+    skipped only if the two records agree. Times in a file are assumed to be in order, with
     deviations of at most `CLOCK_SKEW`. If the first records of the files are not in order of time,
     the broker's clock is unreliable, and all files are returned.
     """

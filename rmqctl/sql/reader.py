@@ -44,12 +44,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """The frames of a log file that begin in ``[start, end)``; ``start`` and ``end`` may be inside
-    a frame.
+    """The frames of a log file that begin in ``[start, end)``; the two bounds may be inside a
+    frame.
 
-    ``store`` and ``file`` are the values of the columns of these names. ``last``: whether all bytes
-    from ``end`` on are zero; they then belong to this piece. ``root`` is the path of the store.
-    ``without``: topics to skip, because other pieces contain their messages.
+    * ``store``, ``file``: values of the columns of these names
+    * ``last``: whether all bytes from ``end`` on are zero; they then belong to this piece
+    * ``root``: the path of the store
+    * ``without``: topics to skip, because other pieces contain their messages
     """
 
     store: str

@@ -46,10 +46,10 @@ Proof = Callable[[Record], bool]
 
 
 class QueueProof:
-    """Proof of a record by its consume queue: whether the entry at the record's queue offset
-    contains exactly the record's physical offset and size.
+    """Proof of a record by its consume queue.
 
-    The files of each queue are listed once, and cached for a bounded number of queues. An
+    The entry at the record's queue offset must contain exactly the record's physical offset and
+    size. The files of each queue are listed once, and cached for a bounded number of queues. An
     unreadable queue proves nothing.
     """
 

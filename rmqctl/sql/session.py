@@ -1,7 +1,7 @@
 """SQL queries on the tables of stores, run by DuckDB in this process.
 
 Each time DuckDB's plan scans a table, DuckDB requests the table and receives a stream of record
-batches; nothing is copied into a database. DuckDB would read complete tables, so `query_needs`
+batches. Nothing is copied into a database. DuckDB would read complete tables, so `query_needs`
 first determines which columns and rows a query needs. DuckDB then applies all conditions again.
 
 The streams are Python generators, which DuckDB runs in its own threads. A `QuerySession` waits
@@ -88,9 +88,12 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 
 class QuerySession:
-    """A DuckDB connection with the tables of stores; a context manager. ``advance``: called with
-    the size in bytes of each piece of the log that was read. ``decoding``: if given, messages have
-    the columns `DECODED`, as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
+    """A DuckDB connection with the tables of stores; a context manager.
+
+    * ``advance``: called with the size in bytes of each piece of the log that was read
+    * ``decoding``: if given, messages have the columns `DECODED`, as JSON texts except
+      ``decoded_as``
+    * ``compacted``: see `ReadOptions`
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
@@ -286,12 +289,11 @@ def _as_text(name: str, row: Decoded) -> str | None:
 
 @contextlib.contextmanager
 def _no_scanner() -> Iterator[None]:
-    """While this context is active, make DuckDB read streams in its own threads, which end with its
-    connection.
+    """While this context is active, make DuckDB read streams in its own threads.
 
-    If `pyarrow.dataset` can be imported, DuckDB reads with it, in threads of Arrow's pool, which
-    read ahead and cannot be joined. So this context prevents the import. (The import also takes
-    longer than a small query.)
+    These threads end with DuckDB's connection. If `pyarrow.dataset` can be imported, DuckDB instead
+    reads in threads of Arrow's pool, which read ahead and cannot be joined. So this context
+    prevents the import. (The import also takes longer than a small query.)
     """
     name = "pyarrow.dataset"
     before = sys.modules.get(name)

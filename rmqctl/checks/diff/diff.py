@@ -1,8 +1,7 @@
-"""Comparison of two stores: missing and different messages, queue bounds, configuration files,
-checkpoints and epochs.
+"""Comparison of two stores: messages, queue bounds, configuration files, checkpoints and epochs.
 
 For a DLedger group, the entries of up to three members are compared as well. Messages are compared,
-not files: preallocated space, the sizes of files and bytes beyond the end of the log make no
+not files. So preallocated space, the sizes of files and bytes beyond the end of the log make no
 difference. The comparison is symmetric in ``a`` and ``b``.
 """
 
@@ -45,12 +44,13 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """Options of a comparison. ``whole``: whether to compare also messages that expired in only one
-    store, and configuration files.
+    """Options of a comparison.
 
-    ``strict``: whether a comparison by queue includes physical offset and store host. ``most``:
-    maximum number of differences that are kept; all are counted. ``view``: see
-    `rmqctl.broker.view.view_of`.
+    * ``whole``: whether to compare also messages that expired in only one store, and configuration
+      files
+    * ``strict``: whether a comparison by queue includes physical offset and store host
+    * ``most``: maximum number of differences that are kept; all are counted
+    * ``view``: see `rmqctl.broker.view.view_of`
     """
 
     by: By = "auto"
@@ -106,8 +106,9 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """Return the name (a, b or c) and the path of the store that has more damage or lacks more
-        messages; None without differences.
+        """Return the name (a, b or c) and the path of the worse store; None without differences.
+
+        The worse store has more damage or lacks more messages.
         """
         if self.equal:
             return None
@@ -140,7 +141,7 @@ class Diff:
     def prepare(self) -> int:
         """Choose how messages are paired; return the number of log bytes that `run` will read.
 
-        Raises: UsageError for a third store unless all are members of a DLedger group.
+        Raises: UsageError for a third store, unless all three are members of a DLedger group.
         """
         by = self.options.by
         if self.c is not None:

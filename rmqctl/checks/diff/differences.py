@@ -366,11 +366,10 @@ class DamagedSpan:
 
 
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
-    """Report damage before ``upto``, an offset that both cursors have passed, unless a difference
-    already reports it.
+    """Report damage before ``upto``, unless a difference already reports it.
 
-    Return the number of damaged spans whose bytes are the same in both logs; these are not
-    differences.
+    ``upto``: an offset that both cursors have passed. Return the number of damaged spans whose
+    bytes are the same in both logs; these are not differences.
     """
     damage_a, damage_b = a.close_damage(upto), b.close_damage(upto)
     if not damage_a and not damage_b:

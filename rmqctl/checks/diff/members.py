@@ -1,10 +1,11 @@
 """Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
 
 Two entries are the same if their index, term, byte offset and all bytes are equal. If two members
-have an entry with the same index and term, their logs are the same up to this entry, so if its
-bytes differ, one of the two entries is damaged. Where the terms differ, the logs diverge: two
-leaders wrote entries, and the group keeps the entries of the majority. Only entries that are
-recorded as committed are certain to be kept.
+have an entry with the same index and term, their logs are the same up to this entry. If the bytes
+of the two entries differ, one of the entries is damaged.
+
+Where the terms differ, the logs diverge: two leaders wrote entries, and the group keeps the entries
+of the majority. Only entries that are recorded as committed are certain to be kept.
 """
 
 from __future__ import annotations
@@ -324,9 +325,10 @@ class Members:
 
     @property
     def electable(self) -> list[str] | None:
-        """Return the members of a group of three that would get the vote of another member, because
-        their log is at least as new as the log of that member. None for two members, as their group
-        may be larger.
+        """Return the members of a group of three that would get the vote of another member.
+
+        These are the members whose log is at least as new as the log of another member. None for
+        two members, as their group may be larger.
         """
         if len(self.members) < 3:
             return None

@@ -29,6 +29,7 @@ Progress = Callable[[int], None]
 @dataclass(slots=True)
 class PhysicalTally:
     """Number of messages by result, inside and outside the range that both stores cover.
+
     ``damaged_alike``: number of damaged spans with the same bytes in both stores.
     """
 
@@ -98,8 +99,9 @@ class PhysicalPass:
         self._pair(batch, a.position)
 
     def _pair(self, batch: Batch, upto: int) -> None:
-        """Pair the messages in a batch of log a with the messages of log b up to ``upto``, and
-        report the results.
+        """Report the results for the messages in a batch of log a.
+
+        The messages are paired with the messages of log b up to ``upto``.
         """
         offset, size = batch.offset, batch.column("total_size")
         alone = np.ones(len(batch), bool)

@@ -37,8 +37,9 @@ _END_TIME = HEADER.field("end_timestamp").offset
 
 @dataclass
 class AtStart:
-    """Predicted startups of 4.x and 5.x releases on ``store``. The part of the log that these
-    startups read is read only once.
+    """Predicted startups of 4.x and 5.x releases on ``store``.
+
+    The startups share the part of the log that they read: it is read only once.
     """
 
     store: Store

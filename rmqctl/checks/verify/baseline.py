@@ -24,8 +24,10 @@ Key = tuple[Any, ...]
 
 
 class Baseline:
-    """The known findings of one store. A baseline file for several stores names the store of each
-    finding. `knows` also records every finding passed to it; `save` writes the recorded findings.
+    """The known findings of one store.
+
+    A baseline file for several stores names the store of each finding. `knows` also records every
+    finding passed to it; `save` writes the recorded findings.
     """
 
     def __init__(self, root: str, keys: frozenset[Key] = frozenset(),

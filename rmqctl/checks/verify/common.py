@@ -80,8 +80,7 @@ def read_start(path: str, most: int) -> tuple[bytes, int]:
 
 def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) -> Iterator[
         tuple[int, bytes]]:
-    """Yield the number of the first unit and the bytes (complete units only) of each page that may
-    contain data.
+    """Yield each page that may contain data: the number of its first unit, and its complete units.
 
     Holes are skipped, so a sparse file of a terabyte costs nothing. ``end``: number of the unit to
     stop at (None: the end of the file).
@@ -117,11 +116,11 @@ class Gaps:
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """Add the next entries that are not all zeros. Return the holes that these entries prove:
-        for each, the index of its first entry, and its number of entries.
+        """Add the next entries that are not all zeros; return the holes that these entries prove.
 
-        ``number``: indices of the added entries, ascending. ``valid``: whether each of them is
-        valid.
+        A hole is the index of its first entry, and its number of entries.
+        ``number``: indices of the added entries, ascending.
+        ``valid``: whether each of them is valid.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)

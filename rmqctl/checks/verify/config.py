@@ -1,5 +1,4 @@
-"""Checks of configuration files, and of structures that only some brokers use: consume queue
-extension, batch consume queue.
+"""Checks of the configuration files, consume queue extensions and batch consume queues.
 
 spec: checkpoint-and-small-files.md §4, consumequeue.md §8, §9.
 """

@@ -53,8 +53,9 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
-    """Yield findings for an older JSON file that exists in addition to its database. They say
-    whether a startup imports the entries of the file.
+    """Yield findings for an older JSON file that exists in addition to its database.
+
+    The findings say whether a startup imports the entries of the file.
     """
     old = out_of_date(store, file.name)
     if old.value is None:

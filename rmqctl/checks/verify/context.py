@@ -216,12 +216,15 @@ class BadRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PassFacts:
-    """Data that the pass collects, so that a prediction need not read the log again
-    (`rmqctl.checks.preflight.from_pass`). All offsets are physical. ``intact_end``: the offset
-    after the last intact message. ``blanks``: offsets of the blank records that close files.
-    ``odd_numbers``: offsets of records with a numeric property that a broker cannot parse.
-    ``first_v2``: offset of the first record of version 2. ``complete``: whether all of this data
-    was kept and no message has additional entries.
+    """Data that the pass collects, so that a prediction need not read the log again.
+
+    `rmqctl.checks.preflight.from_pass` uses it. All offsets are physical.
+
+    * ``intact_end``: the offset after the last intact message
+    * ``blanks``: offsets of the blank records that close files
+    * ``odd_numbers``: offsets of records with a numeric property that a broker cannot parse
+    * ``first_v2``: offset of the first record of version 2
+    * ``complete``: whether all of this data was kept and no message has additional entries
     """
 
     intact_end: int = -1

@@ -1,8 +1,10 @@
-"""Checks of names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1,
-consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
+"""Checks of names, sizes and gaps of every file sequence of a store.
 
 Legal, so not findings: any file size, expired first files, preallocated files, queue folders that
 come and go, RocksDB files next to the topic folders, working folders of a compaction.
+
+spec: commitlog.md §1, consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2,
+recovery.md §2.
 """
 
 from __future__ import annotations
@@ -323,10 +325,10 @@ class Votes:
         self.steps.update(b.base - a.base for a, b in pairwise(usable) if b.base > a.base)
 
     def size(self) -> int | None:
-        """Return the file size that most actual sizes and distances between names support; None if
-        no size is possible.
+        """Return the file size that most actual sizes and distances between names support.
 
-        If a file is missing, the distance between its neighbors is a multiple of the file size.
+        None if no size is possible. If a file is missing, the distance between its neighbors is a
+        multiple of the file size.
         """
         steps = [step for step, _ in self.steps.most_common(_MAX_CANDIDATES)]
         lengths = [length for length, _ in self.lengths.most_common(_MAX_CANDIDATES)]
@@ -347,8 +349,8 @@ def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: t
             nested: str = INFO) -> Iterator[Finding]:
     """Yield findings for unexpected content in the folder of a sequence.
 
-    ``allowed``: names of sub-folders that the folder may contain. ``nested``: severity of any
-    other sub-folder ("": no finding, as 5.1+ skips such folders).
+    ``allowed``: names of sub-folders that the folder may contain.
+    ``nested``: severity of any other sub-folder ("": no finding, as 5.1+ skips such folders).
     """
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
@@ -382,9 +384,11 @@ def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *,
                    aligned: bool = True) -> Iterator[Finding]:
     """Yield findings on sizes, names and gaps of one sequence.
 
-    ``files``: the files, sorted by name. ``size``: the right size of a file in bytes. ``taken``:
-    offsets of files that exist but are unreadable. ``gaps``: whether a gap is damage.
-    ``aligned``: whether ``size`` is certain enough to check names against it.
+    * ``files``: the files, sorted by name
+    * ``size``: the right size of a file in bytes
+    * ``taken``: offsets of files that exist but are unreadable
+    * ``gaps``: whether a gap is damage
+    * ``aligned``: whether ``size`` is certain enough to check names against it
     """
     usable: list[StoreFile] = []
     for number, file in enumerate(files):

@@ -1,8 +1,7 @@
-"""State file with the log position at which the last verify run of a store stopped, so that the
-next run can continue there.
+"""State file with the log position at which the last verify run of a store stopped.
 
-It is kept outside the store (verify is read-only): in a file that the user names, or below the
-user's state folder.
+The next run can continue at this position. The file is outside the store, because verify is
+read-only: in a place that the user names, or below the user's state folder.
 """
 
 from __future__ import annotations

@@ -46,18 +46,19 @@ C = TypeVar("C", bound=Covering)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult(Generic[C]):
-    """The result of a verify run. ``findings``: the first findings. ``counts``: number of all
-    findings by category and severity.
+    """The result of a verify run.
 
-    Findings in the baseline (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` includes
-    them with the severity `KNOWN`.
-
-    ``pieces``: number of pieces of the log that were read (None: the whole log). ``tier``: coverage
-    of the store's tier (None: no tier was checked). ``not_judged``: requested structures in an
-    unsupported form, with the reason. ``damaged_from``, ``damaged_to``: store times (ms) of the
-    messages before and after all damage in the log; None if unknown or the log has no damage.
-    ``already_lost``: number of messages that the store has lost (`rmqctl.checks.losses`); None if
-    only a part of the store was read.
+    * ``findings``: the first findings, without findings in the baseline
+      (`rmqctl.checks.verify.baseline`)
+    * ``counts``: number of all findings by category and severity; findings in the baseline have the
+      severity `KNOWN`
+    * ``pieces``: number of pieces of the log that were read (None: the whole log)
+    * ``tier``: coverage of the store's tier (None: no tier was checked)
+    * ``not_judged``: requested structures in an unsupported form, with the reason
+    * ``damaged_from``, ``damaged_to``: store times (ms) of the messages before and after all damage
+      in the log; None if unknown or the log has no damage
+    * ``already_lost``: number of messages that the store has lost (`rmqctl.checks.losses`); None if
+      only a part of the store was read
     """
 
     root: str

@@ -94,13 +94,16 @@ class VerifyOptions:
 
 @dataclass(slots=True)
 class Coverage:
-    """Numbers of what was checked. ``bytes_total`` of the commitlog is the sum of
-    ``bytes_in_messages``, ``bytes_blank``, ``bytes_zero`` and ``bytes_damaged``.
+    """Numbers of what was checked.
 
-    ``messages_undecided``: intact records that may be messages or part of a body, and stale
-    records. ``messages_replaced``: messages that a repair wrote in place of lost messages, or kept
-    although they are damaged. ``messages_lost_in_repairs``: messages and undecided records that
-    repairs dropped. ``discarded``: the undecided records that repairs dropped.
+    * ``bytes_total``: size of the commitlog, the sum of ``bytes_in_messages``, ``bytes_blank``,
+      ``bytes_zero`` and ``bytes_damaged``
+    * ``messages_undecided``: intact records that may be messages or part of a body, and stale
+      records
+    * ``messages_replaced``: messages that a repair wrote in place of lost messages, or kept
+      although they are damaged
+    * ``messages_lost_in_repairs``: messages and undecided records that repairs dropped
+    * ``discarded``: the undecided records that repairs dropped
     """
 
     bytes_total: int = 0
@@ -126,11 +129,12 @@ class Coverage:
 
 @dataclass(slots=True)
 class Verification:
-    """A run of `verify`. ``coverage`` and ``checked`` are complete after `findings` has been
-    iterated to its end.
+    """A run of `verify`.
 
-    ``progress`` receives the number of bytes read since the last call, ``phase`` the name of each
-    step after the log pass.
+    ``coverage`` and ``checked`` are complete after `findings` has been iterated to its end.
+
+    * ``progress``: receives the number of bytes read since the last call
+    * ``phase``: receives the name of each step after the log pass
     """
 
     store: Store

@@ -38,8 +38,9 @@ _MAX_NAMED = 5
 class NewStore:
     """The plan or the result of creating a store.
 
-    ``settings``: its sizes are rounded up, as a broker uses them. ``commitlog_dirs``: folders of
-    the log, relative to the root or absolute. ``notes``: remarks on sizes that were rounded up.
+    * ``settings``: with sizes rounded up, as a broker uses them
+    * ``commitlog_dirs``: folders of the log, relative to the root or absolute
+    * ``notes``: remarks on sizes that were rounded up
     """
 
     root: str
@@ -75,8 +76,12 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
 
     ``commitlog_dirs``: folders of a multi-path log, relative to the root or absolute. By default
     the log is in ``commitlog/``.
-    Raises: UsageError for impossible sizes; RefusedError for a folder that is not empty;
-    StoreHeldError while another process creates it; StoreIOError.
+
+    Raises:
+    * UsageError for impossible sizes
+    * RefusedError for a folder that is not empty
+    * StoreHeldError while another process creates the store
+    * StoreIOError
     """
     plan = plan_store(root, settings, commitlog_dirs)
     make_folders(plan.root)

@@ -171,7 +171,7 @@ class Topics(ConfigTable):
 
     def allows(self, topic: str, queue_id: int) -> str | None:
         """Return the reason why a broker would reject a message for this queue; None if it would
-        not.
+        accept it.
 
         For a topic that does not exist, return None; see `creation_problem`.
         """
@@ -269,11 +269,12 @@ class Topics(ConfigTable):
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
-        """Return the configuration of a topic. If the topic does not exist, create it as a broker
-        does when a message for it arrives: as a copy of the topic ``model`` with the number of
-        ``queues`` that the producer requests, at most that of the model.
+        """Return the configuration of a topic; create the topic as a broker does for its first
+        message.
 
-        The configuration of a system topic is returned, but not written.
+        A new topic is a copy of the topic ``model``, with the number of ``queues`` that the
+        producer requests, at most that of the model. The configuration of a system topic is
+        returned, but not written.
         Raises: RefusedError if a broker would not create the topic.
         """
         existing = self.get(name)

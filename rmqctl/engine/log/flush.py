@@ -102,10 +102,11 @@ class _Service(ABC):
 class FlushService(_Service):
     """Asynchronous flush in a thread that starts at once.
 
-    Every ``flush_interval`` ms, the log is flushed if it has at least ``flush_least_pages`` dirty
-    pages; every ``flush_thorough_interval`` ms, it is flushed regardless of the number of dirty
-    pages. Buffers of the transient store pool are committed every 200 ms. An error ends the
-    service; call `check`, which raises it, before each put.
+    * Every ``flush_interval`` ms: flush if the log has at least ``flush_least_pages`` dirty pages.
+    * Every ``flush_thorough_interval`` ms: flush in any case.
+    * Every 200 ms: commit the buffers of the transient store pool.
+
+    An error ends the service; call `check`, which raises it, before each put.
     """
 
     _name = "log-flush"

@@ -28,9 +28,13 @@ _WARM_STEP = 1024
 class LogFile(ABC):
     """A commitlog file with its full length. One thread appends to it, another one flushes it.
 
-    ``base``: its physical offset. ``size``: its length in bytes. ``wrote``: the position of the
-    next byte. ``synced``: the position up to which bytes are on disk. ``fresh``: whether its
-    directory entry has not been fsynced yet. `close` closes ``fd``.
+    * ``base``: its physical offset
+    * ``size``: its length in bytes
+    * ``wrote``: the position of the next byte
+    * ``synced``: the position up to which bytes are on disk
+    * ``fresh``: whether its directory entry has not been fsynced yet
+
+    `close` closes ``fd``.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -164,12 +168,11 @@ class BufferPool:
 
 
 class PooledFile(LogFile):
-    """A file whose appended bytes go to a buffer of ``pool``; `commit` writes the new bytes in the
-    buffer to the file.
+    """A file whose appended bytes go to a buffer of ``pool`` until `commit` writes them to the
+    file.
 
-    The buffer is taken at the first append and returned when the full file is committed. A broker
-    also writes the buffer's old content after the closing blank to the file; here these bytes
-    remain zero.
+    The buffer is taken at the first append and returned when the full file is committed. After the
+    closing blank, a broker also writes the buffer's old content; here these bytes remain zero.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,

@@ -327,6 +327,7 @@ class Maker:
 
     def next(self, path: str, base: int) -> LogFile:
         """Return the next file: one that was allocated earlier and is empty, or a new one.
+
         Raises: RefusedError if a file with data has the same name; StoreIOError.
         """
         fd = self._create(path) if not os.path.lexists(path) else self._take(path)
@@ -337,8 +338,9 @@ class Maker:
             raise
 
     def _take(self, path: str) -> int:
-        """Open a file that was allocated earlier. Extend it if it is too short because the process
-        that created it was killed.
+        """Open a file that was allocated earlier.
+
+        The file is extended if it is too short because the process that created it was killed.
         """
         if not is_all_zero(path):
             raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "

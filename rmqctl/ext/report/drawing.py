@@ -1,7 +1,7 @@
 """The charts of a report: messages and bytes over time with damage marked, and the map of the log.
 
-matplotlib draws the charts without a display, from numbers and times only: they contain no text of
-the store.
+matplotlib draws the charts without a display, from numbers and times only. The charts contain no
+text of the store.
 """
 
 from __future__ import annotations
@@ -52,8 +52,13 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
 
 
 class ChartShape(NamedTuple):
-    """Layout of a chart: its class in the page, its size in inches, its font size in points, the
-    maximum number of ticks of a time axis, and the number of cells in a row of the map.
+    """Layout of a chart.
+
+    * ``name``: its class in the page
+    * ``width``, ``height``: its size in inches
+    * ``font``: its font size in points
+    * ``ticks``: the maximum number of ticks of a time axis
+    * ``columns``: the number of cells in a row of the map
     """
 
     name: str
@@ -88,6 +93,7 @@ class Bars:
 
 def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
     """Return a timeline as at most `_BARS` bars; None if it has no messages and ``lost`` is empty.
+
     ``lost``: store times (ms) of lost messages. The bars cover these times unless they are far
     away.
     """
@@ -119,8 +125,9 @@ def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
 
 
 def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
-    """Return the numbers of the first and the last step that the chart must show: the share
-    `_CROWD` of the messages is between them.
+    """Return the numbers of the first and the last step that the chart must show.
+
+    The share `_CROWD` of the messages is between these steps.
     """
     spare = int(total * (1 - _CROWD) / 2)
 

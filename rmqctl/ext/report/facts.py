@@ -1,9 +1,9 @@
 """Gather the facts of a report as plain values, most of them from the diagnosis.
 
 The diagnosis (`rmqctl.checks.doctor`) scans the log once and replays a broker's startup. It
-contains the findings, the prediction and the profile of the log. In addition, this module looks up
-queues and groups (`rmqctl.store.config.offsets`), reads some messages around damage, and hashes all
-files. All lists are bounded; omitted entries are counted.
+contains the findings, the prediction and the profile of the log. This module also looks up queues
+and groups (`rmqctl.store.config.offsets`), reads some messages around damage, and hashes all files.
+All lists are bounded; omitted entries are counted.
 """
 
 from __future__ import annotations
@@ -134,15 +134,19 @@ class MissingFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a report.
+    """The facts of a report. Times are in ms.
 
-    ``marks``: for each damaged place, the store times (ms) of the messages before and after it
-    (None if unknown); ``marks_left``: number of damaged places without marks. ``lost``: such pairs
-    of times for missing files, and for messages lost after the end of the log. ``proven``: the
-    latest store time (ms) that the index or the checkpoint proves. ``missing``: the first missing
-    files; ``missing_bytes``: the size of all missing files. ``files``: digests; None if files were
-    not hashed. ``notes``: what could not be read. ``further``: topics and groups that only paths or
-    configuration entries name, for `Mask`.
+    * ``marks``: for each damaged place, the store times of the messages before and after it (None
+      if unknown)
+    * ``marks_left``: number of damaged places without marks
+    * ``lost``: such pairs of times for missing files, and for messages lost after the end of the
+      log
+    * ``proven``: the latest store time that the index or the checkpoint proves
+    * ``missing``: the first missing files
+    * ``missing_bytes``: the size of all missing files
+    * ``files``: digests; None if files were not hashed
+    * ``notes``: what could not be read
+    * ``further``: topics and groups that only paths or configuration entries name, for `Mask`
     """
 
     root: str
@@ -205,8 +209,10 @@ class Facts:
 
 def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
            hashes: bool = True) -> Facts:
-    """Return all facts of a store. ``watch``: a function that receives a label and a number of
-    bytes. It returns a context manager that yields a function for progress.
+    """Return all facts of a store.
+
+    ``watch``: receives a label and a number of bytes, and returns a context manager that yields a
+    function for progress.
     Raises: StoreIOError.
     """
     items, troubles = inventory(store)
@@ -365,8 +371,9 @@ def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> 
 
 
 def _last_before(log: CommitLog, end: int) -> Record | None:
-    """Return the last record of the log file that ends at physical offset ``end``, ignoring a blank
-    record at the end of the file; None if the file contains no record.
+    """Return the last record of the log file that ends at physical offset ``end``.
+
+    A blank record at the end of the file is ignored. None if the file contains no record.
     """
     base = next((file.base for file in log.files if file.end == end), end)
     span = _NEAR
@@ -389,9 +396,10 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
-    """Return the first missing files, and the total bytes of all missing files. A file is missing
-    if it should be between two existing files, or if it should follow the last file because entries
-    or the index point into it.
+    """Return the first missing files, and the total bytes of all missing files.
+
+    A missing file should be between two existing files, or after the last file because entries or
+    the index point into it.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)

@@ -1,7 +1,7 @@
 """Mask parts of a report on request: the file does not contain a masked value in any form.
 
-Texts of a store may contain a masked value anywhere (for example, a path that contains a topic), so
-all texts go through `Mask.text`. Findings' details, bodies, properties and addresses have separate
+Any text of a store may contain a masked value; for example, a path may contain a topic. So all
+texts go through `Mask.text`. Findings' details, bodies, properties and addresses have separate
 methods.
 """
 

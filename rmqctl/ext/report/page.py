@@ -1,8 +1,7 @@
 """The HTML page of a report: facts, sentences and charts in a template that escapes everything.
 
-The template (``report.html``) has no script, and a browser applies only its own style sheet
-(``report.css``). The content security policy in its head forbids all other content and every
-connection.
+The template (``report.html``) has no script; its style sheet is ``report.css``. The content
+security policy in its head forbids all other content and every connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read and process stores with Apache Spark. Only this package imports pyspark.
 
-If rmqctl is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` automatically,
-unless the path of the Python interpreter contains a space. Otherwise call `register`, or import
+If rmqctl is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` automatically. In
+other cases, or if the path of the Python interpreter contains a space, call `register`, or import
 this package while a session is active.
 """
 

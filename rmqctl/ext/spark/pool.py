@@ -247,10 +247,10 @@ def new_group() -> str:
 
 
 def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
-    """Return the number of completed tasks and the number of all tasks in the stages that have
-    begun, for the jobs of a group.
+    """Return the numbers of completed tasks and of all tasks for the jobs of a group.
 
-    A stage that Spark skips, because an earlier job has done the work, never begins.
+    Only stages that have begun count. A stage that Spark skips, because an earlier job has done the
+    work, never begins.
     """
     status, done, count = context.statusTracker(), 0, 0
     for job in status.getJobIdsForGroup(group):

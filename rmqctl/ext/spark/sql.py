@@ -289,8 +289,9 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Return the interruption (Ctrl-C, SIGTERM) that caused an error, or None: after an
-    interruption pyspark fails to clean up and raises another error.
+    """Return the interruption (Ctrl-C, SIGTERM) that caused an error, or None.
+
+    After an interruption, pyspark fails to clean up and raises another error.
     """
     while error is not None:
         if not isinstance(error, Exception):

@@ -71,10 +71,11 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
                   dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[JudgedStore]:
     """Yield the verdicts in the order of the stores, each with at most ``most`` findings.
 
-    ``dirs``: folders of multi-path logs (relative to each root). ``sizes``: file sizes in the
-    brokers' configuration, if the user passed them. ``options.ranges``: number of ranges into which
-    every store is divided. If a store cannot be verified, the other stores are verified
-    nevertheless.
+    If a store cannot be verified, the other stores are verified nevertheless.
+
+    * ``options.ranges``: number of ranges into which every store is divided
+    * ``dirs``: folders of multi-path logs (relative to each root)
+    * ``sizes``: file sizes in the brokers' configuration, if the user passed them
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= MAX_TASK]

@@ -97,9 +97,10 @@ def _extra(context: Context) -> Iterator[Finding]:
 
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
-    """Return whether an index entry that matches no key is legitimate: after a restart, a broker
-    may index the last message again (index.md §5), and a message kept despite damage may have lost
-    the key.
+    """Return whether an index entry that matches no key is legitimate.
+
+    After a restart, a broker may index the last message again (index.md §5). A message kept despite
+    damage may have lost the key.
     """
     record = context.store.log.record_at(physical)
     if record is None or is_kept_damaged(record):
@@ -361,7 +362,8 @@ def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[F
 
 class _SlotCounts:
     """Check of the counts of used slots in the headers of a store's index files, oldest first.
-    Brokers since 4.7.1 count used slots, older brokers count every put; a file in use during an
+
+    Brokers since 4.7.1 count used slots, older brokers count every put. A file in use during an
     upgrade contains a mixture of the two counts.
     """
 
@@ -434,8 +436,9 @@ def _page(source: FileSource, shape: IndexShape, start: int, count: int) -> Arra
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield a finding if the file has a used entry after the entries that its header counts: either
-    the count is too small, or the entry consists of stale bytes.
+    """Yield a finding if the file has a used entry after the entries that its header counts.
+
+    Either the count is too small, or the entry consists of stale bytes.
     """
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:

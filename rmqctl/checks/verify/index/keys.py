@@ -1,7 +1,7 @@
 """Comparison of the keys in the log with the index entries, by column and in both directions.
 
-A broker indexes messages in log order, so the entries of all index files, one file after the other,
-are the log's keys in order. They are compared block by block; unmatched keys and entries are
+A broker indexes messages in log order. So the entries of all index files, one file after the other,
+are the log's keys in order. They are compared block by block. Unmatched keys and entries are
 collected and paired at the end.
 """
 
@@ -63,8 +63,9 @@ class KeyTally:
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
     """Pair equal items (position, hash) of two lists; each item is used once. Return two arrays:
-    for each actual item, the index of the wanted item that it is paired with (-1: not paired); and
-    the indices of the wanted items that are not paired.
+
+    * for each actual item, the index of the wanted item that it is paired with (-1: not paired)
+    * the indices of the wanted items that are not paired
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))

@@ -154,8 +154,10 @@ class EntryTally:
 
 def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
                    whole: bool) -> Iterator[Finding]:
-    """Yield the findings for the entries of a DLedger log. ``log_end``: the physical offset after
-    the last message. ``whole``: whether the end of the log was read.
+    """Yield the findings for the entries of a DLedger log.
+
+    ``log_end``: the physical offset after the last message.
+    ``whole``: whether the end of the log was read.
     """
     named: dict[str, int] = {}
     # Entries that do not fit, and those that the index does not point to.

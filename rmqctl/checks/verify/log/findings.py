@@ -83,12 +83,11 @@ def with_earlier_start(context: Context, log_end: int, findings: Iterable[Findin
 
 
 def _ended_by_a_start(context: Context) -> int | None:
-    """Return the offset at which a broker may have truncated the log at its last startup, according
-    to the checkpoint; None if unknown.
+    """Return the offset at which a broker may have truncated the log at its last startup.
 
-    A 5.x broker records the start of the last message before this offset, a 4.x broker the store
-    time of that message (after a clean shutdown). If the message at this offset was damaged after
-    that startup instead, the checkpoint looks the same.
+    None if unknown. The checkpoint shows the last message before this offset: a 5.x broker records
+    the start of that message, a 4.x broker its store time (after a clean shutdown). If the message
+    at this offset was damaged after that startup, the checkpoint looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:
@@ -158,8 +157,9 @@ def _damage(context: Context) -> list[tuple[int, int]]:
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield findings for records near damage that may be stale: no entry points to them, so their
-    store times are the only evidence.
+    """Yield findings for records near damage that may be stale.
+
+    No entry points to these records, so their store times are the only evidence.
     """
     with suppress(StoreIOError):  # already reported for that file
         for records in unclear_in_log(context.store.log, [
@@ -171,9 +171,10 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Yield findings for intact records that consume queues and index contradict. Such records are
-    searched for near messages whose entry points elsewhere, and near the positions that unmatched
-    entries point to.
+    """Yield findings for intact records that consume queues and index contradict.
+
+    Such records are searched for near messages whose entry points elsewhere, and near the positions
+    that unmatched entries point to.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(

@@ -289,8 +289,11 @@ class LogPass:
 
 
 class CheckedBatch(NamedTuple):
-    """The messages of a batch. ``topic``: number of each message's topic. ``ok``: whether each
-    message passed the checks. ``sealed``: whether each message has an appended CRC.
+    """The messages of a batch.
+
+    * ``topic``: number of each message's topic
+    * ``ok``: whether each message passed the checks
+    * ``sealed``: whether each message has an appended CRC
     """
 
     batch: Batch

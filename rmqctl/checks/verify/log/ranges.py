@@ -29,8 +29,9 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""A range has at least this many bytes for each queue of the store, and for each file of its log,
-because the check of each range examines all queues and files.
+"""Minimum number of bytes of a range for each queue of the store, and for each file of its log.
+
+The check of each range examines all queues and files.
 """
 _MAX_BYTES = 1 << 30
 """Maximum size of a range in bytes, with several threads.
@@ -51,9 +52,10 @@ class VerifyRange:
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE,
           used: Sequence[int] | None = None) -> list[VerifyRange]:
-    """Split all files of the log into at most ``parts`` ranges of about equal size. ``used``: for
-    each file, the position of the zeros at its end; if given, only the bytes before these zeros
-    count, so that each range contains data.
+    """Split all files of the log into at most ``parts`` ranges of about equal size.
+
+    ``used``: for each file, the position of the zeros at its end. Only the bytes before these zeros
+    then count, so that each range contains data.
     """
     files = [file for file in store.log.files if file.size]
     sizes = [file.size if used is None else used[number]
@@ -157,8 +159,10 @@ class _SharedProgress:
 def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
-    """Check the whole log with ``jobs`` threads or a ``pool``. ``progress`` is called by any of the
-    threads, one at a time. ``count``: number of ranges (None: automatic).
+    """Check the whole log with ``jobs`` threads or a ``pool``.
+
+    ``progress``: called by any of the threads, but by one at a time.
+    ``count``: number of ranges (None: automatic).
     Raises: StoreIOError.
     """
     # The pieces, about four for each thread.
@@ -213,10 +217,10 @@ PIECE = 64 << 20
 
 
 def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
-    """Return pieces that cover about ``share`` of the log, at least one; the same seed gives the
-    same pieces.
+    """Return pieces that cover about ``share`` of the log, at least one.
 
-    The piece with the end of the used log is always included, as crashes damage that part.
+    The same seed gives the same pieces. The piece with the end of the used log is always included,
+    as crashes damage that part.
     """
     pieces = split(store, 1 << 30, min(PIECE, max(1, store.log.end // 64)))
     used = [part for part in pieces if not _unused(store, part)]

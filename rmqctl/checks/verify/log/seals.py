@@ -33,9 +33,12 @@ class UnsealedRun(NamedTuple):
 
 @dataclass(slots=True)
 class Seals:
-    """Runs of messages without an appended CRC, in log order: the run before the first message with
-    a CRC, runs between two messages with a CRC (the first `MAX_LISTED`), and the run after the last
-    message with a CRC. ``sealed``: whether any message has a CRC.
+    """Runs of messages without an appended CRC, in log order.
+
+    * ``sealed``: whether any message has a CRC
+    * ``before``: the run before the first message with a CRC
+    * ``between``: the first `MAX_LISTED` runs between two messages with a CRC
+    * ``behind``: the run after the last message with a CRC
     """
 
     sealed: bool = False

@@ -72,8 +72,11 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Return two arrays: for each index file, the number of entries in all earlier files,
-        followed by the number of entries in all files; and the begin time of each file.
+        """Return two arrays about the index files.
+
+        * for each file, the number of entries in all earlier files, followed by the number of
+          entries in all files
+        * the begin time of each file
         """
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)

@@ -51,8 +51,9 @@ class LeftOverRows:
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
         self._impossible: list[tuple[int, int]] = []
-        """Runs of entries that point beyond the log to impossible positions: the queue offset of
-        the first entry, and the number of entries.
+        """Runs of entries that point beyond the log to impossible positions.
+
+        Each run has the queue offset of its first entry, and the number of entries.
         """
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
@@ -144,9 +145,13 @@ class LeftOverRows:
 
         A broker appends such an entry at the end of the queue, so the entry has a lower queue
         offset than its message (`ConsumeQueue.putMessagePositionInfo`). Three conditions follow:
-        each run of entries begins where the previous run ends, no later entry is at the queue
-        offset of its message, and no other message has a queue offset inside the gap. If a run does
-        not meet these conditions, its messages and all later messages become claims again.
+
+        * Each run of entries begins where the previous run ends.
+        * No later entry is at the queue offset of its message.
+        * No other message has a queue offset inside the gap.
+
+        If a run does not meet these conditions, its messages and all later messages become claims
+        again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
@@ -193,7 +198,9 @@ class LeftOverRows:
 
     def _looked_at(self, physical: Array) -> Array | bool:
         """Return a boolean array: whether this run has read the part of the log that each entry
-        points to; True if it has read the whole log.
+        points to.
+
+        Return True if the run has read the whole log.
         """
         parts = self.context.looked_at
         if parts is None:
@@ -289,9 +296,10 @@ class QueueReconciler(LeftOverRows):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """Yield the runs of entries that point beyond the log and may prove lost messages. Entries
-        whose own message is in the log are skipped. Entries that other entries contradict are
-        recorded as impossible.
+        """Yield the runs of entries that point beyond the log and may prove lost messages.
+
+        Entries whose own message is in the log are skipped. Entries that other entries contradict
+        are recorded as impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
@@ -324,14 +332,16 @@ class QueueReconciler(LeftOverRows):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Remove and report the claims of messages to which a broker assigned a queue offset
-        without writing an entry.
+        """Remove and report the claims of messages that have a queue offset, but by design no
+        entry.
 
-        5.x does so if enableLmq is on and enableMultiDispatch is off. After a restart, it assigns
-        queue offsets from the end of the entries again, so the entry at such a queue offset may
-        belong to a later message. If this queue offset has no entry, the entry was lost or was
-        never written. The two cases can be distinguished only if enableMultiDispatch is known to be
-        off: a setting that is on now may have been off when the message was stored.
+        5.x writes no entry if enableLmq is on and enableMultiDispatch is off. After a restart, it
+        assigns queue offsets from the end of the entries again. So the entry at such a queue offset
+        may belong to a later message.
+
+        If this queue offset has no entry, the entry was lost or was never written. The two cases
+        can be distinguished only if enableMultiDispatch is known to be off: a setting that is on
+        now may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

@@ -37,9 +37,10 @@ _BACK, _MAX_BACK = 1 << 12, 1 << 21
 
 
 class Claim(NamedTuple):
-    """A message whose expected entry does not exist. ``row``: physical offset, size and tags code
-    of the actual entry at this queue offset (None: no entry); all other fields belong to the
-    expected entry.
+    """A message whose expected entry does not exist. Most fields belong to the expected entry.
+
+    ``row``: physical offset, size and tags code of the actual entry at this queue offset (None: no
+    entry).
     """
 
     queue_offset: int
@@ -53,8 +54,9 @@ class Claim(NamedTuple):
 class QueueTally:
     """Results for the messages of one queue. Intervals are half-open, ascending and merged.
 
-    ``skipped``: queue offsets of a light queue that a broker assigned to messages without
-    dispatching them. ``shifted``: runs of messages whose entries are too early in the queue.
+    * ``skipped``: queue offsets of a light queue that a broker assigned to messages without
+      dispatching them
+    * ``shifted``: runs of messages whose entries are too early in the queue
     """
 
     messages: int = 0
@@ -474,9 +476,10 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """Return the part of a queue in which to search for entries that are too early: the queue
-    offset of its first entry, and its entries. This part begins before the queue offset of the
-    first message.
+    """Return the part of a queue in which to search for entries that are too early.
+
+    The result is the queue offset of the part's first entry, and its entries. This part begins
+    before the queue offset of the first message.
     """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK

@@ -1,8 +1,8 @@
 """Light queues (``%LMQ%…``) of a 5.x broker whose enableMultiDispatch was switched off for a time.
 
 With enableLmq, such a broker continues to assign queue offsets in these queues, but writes no
-entries to any of them (consumequeue.md §10). So if a message has entries in some of its light
-queues but not in another one, the missing entry is lost.
+entries to any of them (consumequeue.md §10). So if a message has an entry in one of its light
+queues but not in another, the missing entry is lost.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
     """Return the physical offsets of the messages that were stored while multi-dispatch was on.
 
-    ``places``: physical offsets of messages without an entry in the light queue ``key``. Messages
-    between the same two entries of this queue form a group. Multi-dispatch was on for a whole group
-    if an entry of another light queue points to the part of the log from the first to the last
-    message of the group.
+    ``places``: physical offsets of messages without an entry in the light queue ``key``.
+
+    Messages between the same two entries of this queue form a group. Multi-dispatch was on for a
+    whole group if an entry of another light queue points into the group's part of the log: from its
+    first to its last message.
     Raises: StoreIOError.
     """
     if not places:

@@ -1,11 +1,11 @@
-"""Checks of the timer of 5.x: timer log, wheel and timercheck, compared with each other and with
-the commitlog.
+"""Checks of the timer of 5.x: timer log, wheel, timercheck and commitlog, against each other.
 
-spec: timer-and-others-5x.md §1. The files are read in the order timercheck, wheel, log, the reverse
-of the order in which a broker flushes them. So even while a broker is running, no file is read
-before a file that refers to it. A unit that points to no intact message is wrong, unless the
-consume queue of the timer topic has the same entry: then the message is damaged or missing in the
-commitlog.
+A broker flushes the files in the order log, wheel, timercheck; the checks read them in the reverse
+order. So even while a broker is running, no file is read before a file that refers to it.
+
+A unit that points to no intact message is wrong, unless the consume queue of the timer topic has
+the same entry. In that case, the message is damaged or missing in the commitlog. spec:
+timer-and-others-5x.md §1.
 """
 
 from __future__ import annotations
@@ -397,8 +397,9 @@ def _due(properties: text.PropertySegments, count: int) -> Array:
 
 
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
-    """Return the queue offset of the first entry that points to ``physical`` or later; any queue
-    offset if the entries are not sorted.
+    """Return the queue offset of the first entry that points to ``physical`` or later.
+
+    If the entries are not sorted, the result is any queue offset.
     """
     low, high = queue.first_index, queue.disk_end
     while low < high:

@@ -171,8 +171,8 @@ class TimerLog:
         return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
-        """Return, for positions of the timer log, a boolean array (whether each unit is known), and
-        `time_of` for each unit.
+        """Return two arrays for positions of the timer log: whether each unit is known, and its
+        `time_of`.
 
         The units of the files read last are known, except units passed to `forget`.
         """

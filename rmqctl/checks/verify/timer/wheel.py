@@ -143,9 +143,10 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Return a boolean array: True for each unit that the slot of its time does not confirm,
-        because the slot has another time, or because the unit is before the slot's first unit or
-        after its last unit. ``time``: the units' times, counted in slots.
+        """Return a boolean array: True for each unit that the slot of its time does not confirm.
+
+        The slot has another time, or the unit is before the slot's first unit or after its last
+        unit. ``time``: the units' times, counted in slots.
         """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)

@@ -51,8 +51,10 @@ class Grouping:
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:
-        """Return the group number of a queue. A queue whose folder cannot be created also belongs
-        to a group, so that its entries are counted.
+        """Return the group number of a queue.
+
+        A queue whose folder cannot be created also belongs to a group, so that its entries are
+        counted.
         """
         if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
             return self.left_out
@@ -146,7 +148,9 @@ def _joined(some: list[Derived]) -> Derived:
 def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
     """Return the columns of a segment for some messages and for their entries in further queues.
-    ``which``: numbers of the messages, ascending; ``further_rows``: numbers of the entries.
+
+    ``which``: numbers of the messages, ascending.
+    ``further_rows``: numbers of the entries.
     """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (

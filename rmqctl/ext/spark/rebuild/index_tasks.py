@@ -37,9 +37,10 @@ message and hash of each key, in index order.
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """The task to write index files with the entries ``[start, stop)`` of the log (``stop`` None:
-    to the end). ``expired``: entries of expired messages, which come before the first entry of the
-    log.
+    """The task to write index files with the entries ``[start, stop)`` of the log.
+
+    ``stop``: None for all entries to the end.
+    ``expired``: entries of expired messages, which come before the first entry of the log.
     """
 
     expired: Expired
@@ -129,8 +130,10 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return the number of spools, from the first on, that a task does not need, and the number of
-    the first entry after these spools. ``keys``: number of index keys in each spool.
+    """Count the spools at the beginning that a task does not need.
+
+    Return the number of these spools, and the number of the first entry after them. ``keys``:
+    number of index keys in each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):
@@ -141,8 +144,10 @@ def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
 
 
 def _lay_before(scratch: Scratch, shape: IndexShape, before: tuple[int, int]) -> None:
-    """Create a placeholder for the previous index file. Its header, the only part that is written,
-    is that of a full file. ``before``: physical offset and store time of the file's last entry.
+    """Create a placeholder for the previous index file.
+
+    Only its header is written, as the header of a full file. ``before``: physical offset and store
+    time of the file's last entry.
     """
     physical, store_timestamp = before
     header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,

@@ -67,9 +67,11 @@ _READING = 0.7
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return the plan of `plan_recover` that repairs only consume queues and index of a store
-    (those that ``options.only`` names). They are rebuilt on ``pool``. ``partitions``: number of
-    ranges of the log.
+    """Return a plan of `plan_recover` that repairs only the consume queues and the index of a
+    store.
+
+    ``options.only`` can restrict it to one of them. They are rebuilt on ``pool``.
+    ``partitions``: number of ranges of the log.
     Raises: the errors of `plan_recover`.
     """
     range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
@@ -115,8 +117,9 @@ def default_range_size(size: int, jobs: int) -> int:
 
 
 class _Share:
-    """Progress of a rebuild in bytes, from 0 to the size of the log. Reading the log accounts for
-    the share `_READING` of the progress, and writing the files for the rest.
+    """Progress of a rebuild in bytes, from 0 to the size of the log.
+
+    Reading the log accounts for the share `_READING`, writing the files for the rest.
     """
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:

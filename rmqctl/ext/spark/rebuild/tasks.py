@@ -75,11 +75,11 @@ class RebuildJob:
 
 @dataclass(slots=True)
 class SpooledRange(LogSummary):
-    """Result for a range of the log: a `DerivedRange` whose columns are in a spool. ``spool``,
-    ``size``: name and size in bytes of the spool.
+    """Result for a range of the log: a `DerivedRange` whose columns are in a spool.
 
-    ``logics``: store time of the last message with a consume queue entry, 0 if no message has one.
-    ``keys``: number of index entries in the spool.
+    * ``spool``, ``size``: name and size in bytes of the spool
+    * ``logics``: store time of the last message with a consume queue entry; 0 if no message has one
+    * ``keys``: number of index entries in the spool
     """
 
     first: int = 0

@@ -1,8 +1,8 @@
-"""Convert rows of a DataFrame to messages for a new store: recorded messages, which are stored
-unchanged, or new messages.
+"""Convert rows of a DataFrame to messages for a new store.
 
-Many tasks read and check the rows. The single writer of the log uses the output of these tasks, and
-does not check the columns again.
+Recorded messages are stored unchanged; other rows become new messages. Many tasks read and check
+the rows. The single writer of the log uses the output of these tasks, and does not check the
+columns again.
 """
 
 from __future__ import annotations

@@ -195,8 +195,9 @@ def _most_open(runs: Sequence[SortedRun]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[SortedRun]) -> Iterator[pa.RecordBatch]:
-    """Yield the merged rows of runs that are sorted by their first row. A run is opened only when
-    its first row is reached.
+    """Yield the merged rows of runs that are sorted by their first row.
+
+    A run is opened only when its first row is reached.
     """
     waiting = deque(runs)
     opened: list[tuple[Place, int, _RunCursor]] = []

@@ -33,8 +33,8 @@ def spark_field(field: pa.Field) -> StructField:
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
-    """Return, for a requested schema, the Arrow schema that Spark expects, and the names of the
-    table's columns.
+    """Return the Arrow schema that Spark expects for a requested schema, and the table's column
+    names.
 
     The case of names is ignored, as in Spark.
     Raises: UsageError with the columns that do not exist or have other types.

@@ -178,8 +178,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Save the current ends of the logs as the offset at which the query ends. If a record is
-        being written, wait briefly for it.
+        """Save the current ends of the logs as the offset at which the query ends.
+
+        If a record is being written, wait briefly for it.
         """
         logs = self._current_logs(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}

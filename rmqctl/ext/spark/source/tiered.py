@@ -1,10 +1,16 @@
 """Read tiers: units of consume queues, or ranges of commit logs, and their messages.
 
 A unit points to exactly one message, so consume queues can be divided between any two units. Commit
-logs are scanned only for messages that no unit points to (``orphans=include``). A message is
-returned if a unit points to it, its physicalOffset, size and queue offset match the unit, and its
-topic and queue match the folder. If files that were planned are missing, the job fails and the
-error names them; files that were added after planning are not read.
+logs are scanned only for messages that no unit points to (``orphans=include``).
+
+A message is returned under these conditions:
+
+* A unit points to it.
+* Its physicalOffset, size and queue offset match the unit.
+* Its topic and queue match the folder.
+
+If files that were planned are missing, the job fails and the error names them. Files that were
+added after planning are not read.
 """
 
 from __future__ import annotations
@@ -43,9 +49,11 @@ _PHYSICAL = layout.field(Message, "physical_offset")
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:
-    """A queue in a tier. ``store``: the path that the user passed; ``root``: the path of the tier,
-    to which folders are relative. ``log``: start and end of each segment of the commit log at
-    planning.
+    """A queue in a tier.
+
+    * ``store``: the path that the user passed
+    * ``root``: the path of the tier, to which folders are relative
+    * ``log``: start and end of each segment of the commit log at planning
     """
 
     store: str
@@ -124,8 +132,10 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the paths from which a table is read. These are all paths, except for the messages of
-    tiers: if any path has a tier, only the paths with a tier are returned.
+    """Return the paths from which a table is read.
+
+    For the messages of tiers, these are the paths that have a tier; if there are none, or for
+    another table, these are all paths.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
@@ -157,8 +167,10 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield an item for each segment of the consume queue, with the estimated number of bytes of
-    its messages: all messages are assumed to have the same size.
+    """Yield an item for each segment of the consume queue, with the number of bytes of its
+    messages.
+
+    The number is an estimate: all messages are assumed to have the same size.
     """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
@@ -307,9 +319,9 @@ class _UnitMessages:
 
 
 def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tuple[int, int]]:
-    """Yield ranges of units whose messages are in one segment, in order, near each other, and about
-    2 MiB in total.
+    """Yield ranges of units whose messages are read together.
 
+    The messages of a range are in one segment, in order, near each other, and about 2 MiB in total.
     A unit whose message would extend past the segment's end forms a separate range.
     """
     if not len(offset):
@@ -345,8 +357,9 @@ def _walked(reader: TierReader, piece: RecordPiece) -> Iterator[tuple[str, Batch
 
 
 class _Proof:
-    """Determines whether the consume queue proves a record: the unit at its queue offset contains
-    the position and the size of the record.
+    """Determines whether the consume queue proves a record.
+
+    The unit at the record's queue offset must contain the record's position and size.
     """
 
     def __init__(self, units: FlatFile) -> None:

@@ -155,9 +155,9 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
     """Create the store from the rows of all runs and publish it; return the number of messages.
 
     Rows with a column ``record`` are stored as recorded, other rows are put as new messages. Queue
-    offsets that do not continue their queue are replaced, unless ``keep_queue_offsets`` is set; a
+    offsets that do not continue their queue are replaced, unless ``keep_queue_offsets`` is set. A
     warning contains the number of these messages.
-    Raises: RefusedError for a row that the store cannot contain; StoreIOError. In both cases
+    Raises: RefusedError for a row that the store cannot contain; StoreIOError. After an error,
     nothing is published.
     """
     refuse_existing(target)
