@@ -175,8 +175,9 @@ _BY_HAND: dict[str, Phrase] = {
         "the file cannot be opened: check its permissions and what it is (a directory, a link, a "
         "bad sector), restore it from a copy, then run `rmqctl doctor` again"),
     "small-file": Phrase(
-        "compare the file with a copy. While no broker runs, you may move lock, or the epoch of a "
-        "replica, out of the store: a broker recreates these files. Do not move abort"),
+        "compare the file with a copy. While no broker runs, you may move the file lock, or the "
+        "epoch file of a replica, out of the store: a broker recreates them. Do not move the file "
+        "abort"),
     "dledger-checkpoint": Phrase(
         "move the file away while no broker runs, or replace it with its copy checkpoint.bak: "
         "DLedger writes it again, and nothing is lost"),
@@ -195,11 +196,11 @@ _BY_HAND: dict[str, Phrase] = {
     "config-read-queues": _IN_ROCKSDB,
     "config-topic": _IN_ROCKSDB,
     "config-backup": Phrase(
-        "brokers read the .bak, or start with an empty table without it, and write the file again: "
-        "restore it from a copy if its content matters"),
+        "brokers read the .bak file, or start with an empty table if it is missing, and rewrite "
+        "the file: restore the file from a copy if its content matters"),
     "property-damaged": Phrase(
         "consumers receive the message with its intact body. Its properties cannot be restored, "
-        "and the record has no space to mark it; a replica may have the message"),
+        "and the record has no space for a mark; a replica may have the message"),
     "config-oddity": Phrase(
         "part of the file has the wrong format: correct it by hand while no broker runs, or "
         "restore it from a copy"),
@@ -365,7 +366,7 @@ def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
 def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
     """Yield the step that converts consume queues to the format that broker.conf selects.
 
-    There is no step if the broker would rebuild all of them.
+    No step is needed if the broker would rebuild all of them.
     """
     for setting in start.configuration:
         if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
@@ -462,7 +463,7 @@ def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
     limit = min(disk.clean_ratio, disk.refuse_ratio)
     yield Remaining("disk", 1, Phrase(
         "free at least {share:.0%} of the disk before a broker starts, or move the store to a "
-        "larger one: over {clean:.0%} the broker deletes the oldest log files, over {refuse:.0%} "
+        "larger disk: over {clean:.0%} the broker deletes the oldest log files, over {refuse:.0%} "
         "it rejects messages", share=disk.used_ratio - limit, clean=disk.clean_ratio,
         refuse=disk.refuse_ratio))
 

@@ -352,8 +352,8 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})
     if waiting:
         yield Phrase("messages wait in the retry topics of {names}: they are delivered twice if "
-                     "they are also after the consumer offset of their original topic, which "
-                     "rmqctl does not check",
+                     "they are also after the consumer offset of their original topic; "
+                     "rmqctl does not check this",
                      names=some_of(waiting, _MAX_NAMED))
 
 

@@ -304,7 +304,7 @@ class Members:
     def _first_parting(kinds: Array, terms: Array) -> int:
         """Return the first column in which two members have intact entries of different terms.
 
-        A column is an index. If there is no such column, return the number of columns.
+        A column is an index. Without such a column, return the number of columns.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
@@ -369,8 +369,8 @@ class Members:
             yield f"the logs diverge at entry {parted.first}, at {parted.pos}: {terms}"
             names = " and ".join(member.name for member in newest)
             yield (f"{names} has the newest log (entry {top.last} of term {top.last_term}); the "
-                   "group keeps what most of its members have, and truncates the others where they "
-                   "diverge")
+                   "group keeps the entries that most members have, and truncates the other logs "
+                   "where they diverge")
             if self.electable is not None:
                 names = " and ".join(self.electable)
                 yield f"of these three, {names} can be elected leader, judging by the others' logs"
@@ -378,8 +378,8 @@ class Members:
                 who = " and ".join(member.name for member in self.members
                                    if (member.committed or -1) >= parted.first)
                 yield (f"entries from {parted.first} on are marked as committed in {who}: members "
-                       "of a group never diverge at a committed entry, so one of these belongs to "
-                       "another group or was restored from a copy")
+                       "of a group never diverge at a committed entry, so one of these members "
+                       "belongs to another group or was restored from a copy")
         elif self.count:
             yield f"the logs do not diverge; the last entry that all have is {self.common[0]}"
         # The entries that each member lacks.
