@@ -302,8 +302,8 @@ def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
 
 
 def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
-    """Return the local folder for a store at a URL or in an archive, and the step that copies the
-    store into that folder.
+    """Return a local folder for a store at a URL or in an archive, and the step that copies the
+    store.
     """
     copy = vfs.stem(root) + _RESTORED
     return copy, [NextStep(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(

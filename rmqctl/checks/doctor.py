@@ -1,7 +1,7 @@
 """Diagnosis of a store in one sentence, from verification and prediction.
 
-This module only summarizes the results of `rmqctl.checks.verify` and `rmqctl.checks.preflight`:
-which consumer groups are affected, and what to do next, the safest step first.
+This module only summarizes the results of `rmqctl.checks.verify` and `rmqctl.checks.preflight`. The
+summary shows which consumer groups are affected, and what to do next, the safest step first.
 """
 
 from __future__ import annotations

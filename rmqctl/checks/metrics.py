@@ -1,7 +1,7 @@
 """Metrics for monitoring: contents of a store and the lag of its consumers.
 
-Only the ends of files and the configuration are read, as by `info` and `offsets`, so metrics can be
-collected every minute while a broker is running.
+Like `info` and `offsets`, this module reads only the ends of files and the configuration. So
+metrics can be collected every minute while a broker is running.
 """
 
 from __future__ import annotations

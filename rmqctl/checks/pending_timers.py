@@ -27,11 +27,12 @@ NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
 def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
     """Yield a record for each timed message, in the order in which the timer wheel reaches them.
 
-    Messages that are not in the timer log yet come last.
+    Then come messages that are missing from a damaged timer log, and messages that are not in the
+    timer log yet.
 
     * ``now``: startup time of the broker (epoch ms)
-    * ``due``: due time (ms), from the message itself, because a message that is due later than the
-      wheel covers enters the wheel several times
+    * ``due``: due time (ms) in the message; the wheel may contain an earlier time for a message
+      that is due later than the wheel covers
     * ``deletes``: key of the message that a recall message deletes
 
     Raises: StoreIOError.

@@ -55,8 +55,9 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 _MAX_WAIT_MS = 60_000
-"""Maximum time in ms between the start of a delivery and the store time of a message in it; a
-client waits at most 30 s for messages.
+"""Maximum time in ms from the start of a delivery to the store time of a message in it.
+
+A client waits at most 30 s for messages.
 """
 
 _MAX_NAMES = 246

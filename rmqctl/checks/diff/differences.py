@@ -183,9 +183,11 @@ def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset(
     """Return the fields that differ, in the order of the record: name, value in ``a``, value in
     ``b``.
 
-    ``ignored``: fields that are not compared. With `PLACE`, the comparison also ignores the CRC
-    property that brokers append, the sys_flag bit for an IPv6 store host, and the order of the
-    properties.
+    ``ignored``: fields that are not compared. With `PLACE`, three further things are not compared:
+
+    * the CRC property that brokers append
+    * the sys_flag bit for an IPv6 store host
+    * the order of the properties
     """
     out: dict[str, tuple[Any, Any]] = {}
     for record_field in fields(Record):

@@ -28,8 +28,10 @@ from rmqctl.store.store import Store
 NAMES = "abc"
 _MAX_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
-"""State of an index in a member's log: the entry has expired, is not yet written, is in damaged
-bytes, is intact, or is damaged.
+"""State of an index in a member's log.
+
+In this order: the entry has expired, is not yet written, is in damaged bytes, is intact, or is
+damaged.
 """
 
 

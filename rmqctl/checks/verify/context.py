@@ -38,8 +38,8 @@ class StartRepairs(NamedTuple):
     * ``by``: releases that repair it without losing a message
     * ``not_by``: releases that do not
     * ``entries_lost``: number of index entries that the startup discards permanently
-    * ``unflushed``: why entries are not on disk, if a broker has or had them in memory and the log
-      has all of their messages; otherwise ""
+    * ``unflushed``: why entries are not on disk, if they are or were only in a broker's memory and
+      the log has all of their messages; otherwise ""
     """
 
     by: tuple[str, ...] = ()

@@ -272,8 +272,8 @@ class Topics(ConfigTable):
         """Return the configuration of a topic; create the topic as a broker does for its first
         message.
 
-        A new topic is a copy of the topic ``model``, with the number of ``queues`` that the
-        producer requests, at most that of the model. The configuration of a system topic is
+        A new topic is a copy of the topic ``model``. It has the number of ``queues`` that the
+        producer requests, but not more than the model. The configuration of a system topic is
         returned, but not written.
         Raises: RefusedError if a broker would not create the topic.
         """

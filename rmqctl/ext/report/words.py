@@ -62,9 +62,7 @@ def headline(diagnosis: Diagnosis, say: Say) -> Headline:
 
 
 def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[StoryPart]:
-    """Return the story: what was checked, what is damaged, what is lost, what a broker would do at
-    startup, who is affected, what to do.
-    """
+    """Return the story, from what was checked to what to do."""
     diagnosis = facts.diagnosis
     return [
         StoryPart(say("What was checked"), _looked_at(facts, say, moment)),

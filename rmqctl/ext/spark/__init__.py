@@ -1,8 +1,8 @@
 """Read and process stores with Apache Spark. Only this package imports pyspark.
 
-If rmqctl is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` automatically. In
-other cases, or if the path of the Python interpreter contains a space, call `register`, or import
-this package while a session is active.
+If rmqctl is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` automatically.
+This does not work if the path of the Python interpreter contains a space. Without automatic
+discovery, call `register`, or import this package while a session is active.
 """
 
 from __future__ import annotations

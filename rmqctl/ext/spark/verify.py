@@ -1,6 +1,6 @@
 """Verify many stores on a pool of workers: a small store in one task, a large store in ranges.
 
-Findings and texts are the same as those of `rmqctl.checks.verify.verify`: the results of ranges are
+Findings and texts are the same as those of `rmqctl.checks.verify.verify`. The results of ranges are
 merged in log order, and the boundaries between the ranges are checked.
 """
 

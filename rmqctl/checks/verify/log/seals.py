@@ -15,8 +15,9 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_SUSPICIOUS = 3
-"""Maximum number of messages in a suspicious run of messages without an appended CRC: longer runs
-may be due to a restart with another setting.
+"""Maximum number of messages in a suspicious run of messages without an appended CRC.
+
+Longer runs may be due to a restart with another setting.
 """
 MAX_LISTED = 1000
 

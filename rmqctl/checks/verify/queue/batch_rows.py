@@ -1,5 +1,7 @@
-"""Checks of batch consume queues: each entry by itself, the order of entries, the message that each
-entry points to, and messages without an entry (consumequeue.md §9).
+"""Checks of batch consume queues (consumequeue.md §9).
+
+Each entry is checked by itself and against the message that it points to. The order of entries is
+checked, and messages without an entry are reported.
 """
 
 from __future__ import annotations

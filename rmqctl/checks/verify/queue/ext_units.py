@@ -114,7 +114,8 @@ def check(store: Store) -> Iterator[Finding]:
 
 
 def _addressed(store: Store, topic: str, queue_id: int) -> int:
-    """Return the offset after the first byte of the last unit that an entry of the queue points to;
+    """Return the offset after the first byte of the last unit that an entry of the queue points to.
+
     0 if the entries point to no unit.
     """
     queue = store.queue(topic, queue_id)
@@ -182,8 +183,9 @@ class _Window:
         self._source, self._start, self._data = source, 0, b""
 
     def head(self, position: int) -> tuple[int, int]:
-        """Return the size of the unit at ``position`` and the size of its bit map, in bytes; zeros
-        beyond the end of the file.
+        """Return two sizes in bytes: of the unit at ``position``, and of its bit map.
+
+        Both are 0 beyond the end of the file.
         """
         if not self._start <= position <= self._start + len(self._data) - HEAD_SIZE:
             self._start, self._data = position, self._source.read(position, _CHUNK)

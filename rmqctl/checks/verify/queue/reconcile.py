@@ -33,8 +33,9 @@ _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, p
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""If the gap before the last message of a queue has at least this many queue offsets, the queue
-offset of that message counts as damaged.
+"""Minimum number of queue offsets in a gap that make the following queue offset count as damaged.
+
+This applies to the last message of a queue.
 """
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """First queue offset whose entry no file can contain."""
@@ -58,8 +59,10 @@ class LeftOverRows:
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
-        """Runs of messages after a gap in the queue offsets: first queue offset, number of
-        messages, and number of positions by which their entries are too early.
+        """Runs of messages after a gap in the queue offsets.
+
+        Each run has its first queue offset, its number of messages, and the number of positions by
+        which their entries are too early.
         """
         self._unseen = 0
 
@@ -340,8 +343,8 @@ class QueueReconciler(LeftOverRows):
         may belong to a later message.
 
         If this queue offset has no entry, the entry was lost or was never written. The two cases
-        can be distinguished only if enableMultiDispatch is known to be off: a setting that is on
-        now may have been off when the message was stored.
+        can be distinguished only if enableMultiDispatch is known to be off. (A setting that is on
+        now may have been off when the message was stored.)
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

@@ -67,8 +67,9 @@ class QueueTally:
     wrong_times: int = 0
     """Number of entries in RocksDB whose store time differs from that of their message."""
     first_wrong_time: tuple[int, int, int] | None = None
-    """The first entry in RocksDB with a wrong store time: its queue offset, its store time (ms),
-    and the store time of its message.
+    """The first entry in RocksDB with a wrong store time.
+
+    The values are its queue offset, its store time (ms), and the store time of its message.
     """
     agreeing: int = 0
     unlisted: int = 0

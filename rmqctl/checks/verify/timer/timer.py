@@ -202,8 +202,9 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
 
 
 def _wrong(log: TimerLog, page: UnitPage) -> list[tuple[str, str, Array]]:
-    """Return the possible faults of units in the order in which they are reported: field,
-    description, and a boolean array (whether each unit has the fault).
+    """Return the possible faults of units in the order in which they are reported.
+
+    A fault is a field, a description, and a boolean array: whether each unit has the fault.
     """
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]

@@ -30,8 +30,10 @@ later.
 """
 
 Segment = tuple[Array, Array, Array, Array]
-"""A part of the log in four columns: physical offset and store time of each message; number of the
-message and hash of each key, in index order.
+"""A part of the log in four columns.
+
+* physical offset and store time of each message
+* number of the message and hash of each key, in index order
 """
 
 

@@ -134,8 +134,8 @@ def has_tier(path: str) -> bool:
 def holding(table: str, paths: Sequence[str]) -> list[str]:
     """Return the paths from which a table is read.
 
-    For the messages of tiers, these are the paths that have a tier; if there are none, or for
-    another table, these are all paths.
+    All paths are read, except for the messages of tiers: if any path has a tier, only paths with a
+    tier are read.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
