@@ -119,7 +119,7 @@ class _ConfCheck:
                 "{name}={value}: the quotes are part of the value", **values))
         elif " #" in value or "\t#" in value:
             yield self._finding("conf-value", name, Phrase(
-                "{name}={value}: a comment after a value is part of it", **values))
+                "{name}={value}: the comment is part of the value", **values))
         elif name.startswith(_PATH) and ("${" in value or value.startswith("~")):
             yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: the broker does not replace variables or ~", **values))

@@ -68,9 +68,7 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 
 def of_all(lines: Iterable[str]) -> str:
-    """Return the digest of a whole store: the digest of the lines of all files, each with its
-    newline.
-    """
+    """Return the digest of a whole store: the SHA-256 of all lines, each with its newline."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(f"{line}\n".encode("utf-8", "backslashreplace"))

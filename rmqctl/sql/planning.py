@@ -1,4 +1,4 @@
-"""Planning of reads: divides the files of stores into partitions of about equal size.
+"""Plan reads: divide the files of stores into partitions of about equal size.
 
 Planning lists folders and reads very little: the ends of a log's last files. For a condition on the
 time, the first two records of each log file are also read. A file or queue is skipped only if it

@@ -59,8 +59,8 @@ class StartRepairs(NamedTuple):
     def words(self, action: str) -> str:
         """Return text to append to a detail; "" if there is nothing to say.
 
-        Examples: ``; a broker's start recreates them (4.9.3, 5.3.3)``, or why entries are
-        unflushed. ``action``: what the startup does.
+        An example is ``; a broker's start recreates them (4.9.3, 5.3.3)``. For unflushed entries,
+        the text is the reason. ``action``: what the startup does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""

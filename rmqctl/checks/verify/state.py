@@ -59,7 +59,7 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
     """Return the position at which the next run starts.
 
     * if this run found no problem: the end of the log
-    * if it found problems in the log: the first problem
+    * if it found problems in the log: the first of them
     * if all problems are in other structures: the start of this run
 
     ``before``: the position at which this run began.

@@ -170,8 +170,7 @@ class Topics(ConfigTable):
         return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
-        """Return the reason why a broker would reject a message for this queue; None if it would
-        accept it.
+        """Return the reason why a broker would reject a message for this queue, or None.
 
         For a topic that does not exist, return None; see `creation_problem`.
         """

@@ -28,10 +28,10 @@ _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
 class ExtReader(Closing):
-    """Reader of the extension units of one queue. The tags code of an entry contains a unit's
-    address.
+    """Reader of the extension units of one queue, by address.
 
-    It reads a page at a time and caches the last page for neighbouring entries.
+    The tags code of an entry contains the address. The reader reads a page at a time and caches the
+    last page for neighbouring entries.
     """
 
     def __init__(self, store: Store, topic: str, queue: int) -> None:

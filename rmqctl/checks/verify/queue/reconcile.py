@@ -33,9 +33,9 @@ _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, p
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Minimum number of queue offsets in a gap that make the following queue offset count as damaged.
+"""Size of a gap before the last message of a queue that is not plausible, in queue offsets.
 
-This applies to the last message of a queue.
+If the gap is at least this large, the queue offset of the message counts as damaged.
 """
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """First queue offset whose entry no file can contain."""

@@ -1,7 +1,7 @@
 """The tasks of a rebuild, which read the log and write queues and index.
 
-A task may run several times, on any worker. Each run gives its files, which are below the scratch
-folder, new names. The driver uses only the files whose names it receives.
+A task may run several times, on any worker. Each run gives new names to its files, which are below
+the scratch folder. The driver uses only the files whose names it receives.
 """
 
 from __future__ import annotations
