@@ -115,9 +115,11 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
 
 
 class InRocksdb(NamedTuple):
-    """Consume queues in RocksDB. ``checkpoint``: the physical offset up to which the log was
-    dispatched to them; ``why_no_checkpoint``: the reason why that offset cannot be read ("" if it
-    can). ``damage``: sentences about other unreadable parts.
+    """Consume queues in RocksDB.
+
+    ``checkpoint``: the physical offset up to which the log was dispatched to the queues.
+    ``why_no_checkpoint``: the reason why that offset cannot be read, or "".
+    ``damage``: sentences about other unreadable parts.
     """
 
     queues: Mapping[QueueKey, RocksQueue]

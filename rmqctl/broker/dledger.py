@@ -39,10 +39,14 @@ class LastEntry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A log after DLedger's recovery. ``number``: number of the log file at which recovery began;
-    ``why``: the reason for beginning there. ``end``: the physical offset after the last accepted
-    entry; ``stop``: the reason why recovery ended. ``committed``: the physical offset after the
-    last entry known to be committed. ``units``: number of entries whose index unit is rewritten.
+    """A log after DLedger's recovery.
+
+    ``number``: number of the log file at which recovery began.
+    ``why``: the reason for beginning at this file.
+    ``end``: the physical offset after the last accepted entry.
+    ``stop``: the reason why recovery ended.
+    ``committed``: the physical offset after the last entry known to be committed.
+    ``units``: number of entries whose index unit is rewritten.
     """
 
     number: int
@@ -90,9 +94,10 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the number of the file at which recovery begins, and the reason. The files are
-    searched backwards from the third-last one for a file whose first entry matches the index; if no
-    file matches, recovery begins at the first file.
+    """Return the number of the file at which recovery begins, and the reason.
+
+    This is the third-last file, or the nearest earlier file, whose first entry matches the index.
+    Without such a file, recovery begins at the first file.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)

@@ -1,8 +1,8 @@
 """The queue offset that brokers return for a time (spec: consumequeue.md §7, §9).
 
-4.9.3 returns the entry nearest in time, and uses the files' modification times to choose a file;
-5.1.1 and later return the lower or upper boundary. This module reproduces both, including their
-bugs, because operators compare the result with their broker's answer.
+4.9.3 returns the entry nearest in time, and chooses the file by its modification time. 5.1.1 and
+later return the lower or upper boundary. The bugs of these releases are reproduced, because
+operators compare the result with their broker's answer.
 """
 
 from __future__ import annotations
@@ -176,10 +176,10 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 class _Search(NamedTuple):
     """Result of a broker's search over the entries of a file.
 
-    ``equal``: queue offset of an entry with exactly the requested time. Without such an entry,
-    ``left`` and ``right`` are the queue offsets of the entries before and after that time,
-    ``left_time`` and ``right_time`` their store times; -1 if not found. ``left_time`` is also -1 if
-    the record of ``left`` has expired.
+    ``equal``: queue offset of an entry with exactly the requested time. ``left``, ``right``:
+    without such an entry, queue offsets of the entries before and after that time. ``left_time``,
+    ``right_time``: store times of these entries; -1 if not found. ``left_time`` is also -1 if the
+    record of ``left`` has expired.
     """
 
     equal: int | None

@@ -1,9 +1,9 @@
 """Check whether the form of consume queues (files or RocksDB) is known in a store that lost them.
 
 A broker of 5.2.0 or later keeps consume queues in files or in RocksDB (``storeType``), and its
-configuration in the same form. So in a store without queues, the configuration indicates the form.
-If the queues were created in the other form, a broker would find none of them, and after a clean
-stop it would not dispatch all messages again.
+configuration in the same form. In a store without queues, the configuration therefore indicates the
+form. A broker would not find queues in the other form, and after a clean stop it would not dispatch
+all messages again.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether the consume queues were probably in files. Files are the default of every
-    release, so this is assumed unless the checkpoint suggests RocksDB.
+    """Return whether the consume queues were probably in files.
 
-    The checkpoint suggests RocksDB if it has the flush time of the log but not the flush time of
-    the queues: 5.3.3 writes such a checkpoint with queues in RocksDB. 5.2.0 to 5.3.2 write both
-    times with either form.
+    Files are the default of every release. Only a checkpoint with a flush time of the log, but none
+    of the queues, suggests RocksDB: 5.3.3 writes such a checkpoint. 5.2.0 to 5.3.2 write both times
+    with either form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0

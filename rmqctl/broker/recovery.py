@@ -77,8 +77,8 @@ class RecoveredLog(NamedTuple):
 
 
 def default_version(store: Store) -> BrokerVersion:
-    """Return the version for which the store was created; if it is unknown, the default version of
-    the generation that wrote the store.
+    """Return the version for which the store was created. If unknown: the default version of the
+    generation that wrote the store.
     """
     return version_of(default_release(store))
 
@@ -344,7 +344,7 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
 
 def properties(batch: Batch) -> PropertySegments:
     """Return the properties of a batch. The last result is cached, because recovery, queues and
-    index request the same properties one after the other.
+    index request the same properties in turn.
     """
     for latest, of_known in _LATEST:  # in one step: other threads may have batches too
         if latest is batch:
@@ -402,8 +402,10 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """Return the record at ``position`` without correcting its wrong physicalOffset, because a
-    broker dispatches the record with that offset; None if the record is not valid.
+    """Return the record at ``position`` with its wrong physicalOffset; None if the record is not
+    valid.
+
+    A broker dispatches the record with that offset.
     """
     position += source.head
     record = _decoded(source, position, size)

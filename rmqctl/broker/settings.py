@@ -40,8 +40,8 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 
 def packed(address: Address) -> Host:
-    """Return the packed form of an address; the loopback address if its host is not an IP address,
-    or is all zeros.
+    """Return the packed address. The loopback address replaces a host that is not an IP address or
+    is all zeros.
     """
     import socket
 
@@ -122,9 +122,7 @@ is for properties and body.
 """
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2
-"""Minimum number of entries of an index file. Entry 0 is never used, so a file for a single entry
-could not contain any.
-"""
+"""Minimum number of entries of an index file. Entry 0 is never used."""
 
 
 def checked(settings: Settings) -> tuple[Settings, list[str]]:
@@ -290,8 +288,8 @@ _NAMED = {
 
 
 def contradictions(store: Store, conf: BrokerConf) -> list[str]:
-    """Return a sentence for each contradiction between a broker's configuration file and the files
-    of the store, which was opened without it.
+    """Return a sentence for each contradiction between a broker's configuration file and a store.
+    The store must have been opened without this file.
     """
     layout = store.layout
     texts = []

@@ -71,9 +71,12 @@ class Filter:
 
 
 _Step = Literal["property", "constant", "one", "two", "again", "decided"]
-"""A step of the stack machine: push a property or a constant; replace the last value, or the last
-two values, by the result of a function; push an earlier value again; skip steps if the last value
-already decides the result.
+"""A step of the stack machine:
+
+* ``property``, ``constant``: push a property or a constant.
+* ``one``, ``two``: replace the last value, or the last two values, by the result of a function.
+* ``again``: push an earlier value again.
+* ``decided``: skip steps if the last value already decides the result.
 """
 
 

@@ -1,11 +1,11 @@
-"""Prediction of which pending timed messages a 5.x broker finds at startup, and construction of a
-timer wheel.
+"""Prediction of the pending timed messages that a 5.x broker finds at startup; timer wheels.
 
-spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot, starting with
-the slot of the time at which it stopped, follows each slot's units through the timer log, and reads
-the messages from the commitlog. A message whose unit cannot be reached from these slots is never
-delivered, even if the timer log and the commitlog contain it. At startup, the broker also enqueues
-messages of the timer topic again, starting at the queue offset at which it continues.
+spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot, from the time
+at which the broker stopped. From each slot, the broker follows the units in the timer log to
+messages in the commitlog. A message whose unit is not reached is never delivered.
+
+At startup, the broker also enqueues messages of the timer topic again, from the queue offset at
+which the broker continues.
 """
 
 from __future__ import annotations
@@ -118,9 +118,12 @@ class TimerStart:
 
 
 class Outlook(NamedTuple):
-    """The effect of a startup on each pending unit: boolean arrays parallel to ``units``, of which
-    at most one is true for a unit. ``row`` is ``next_row`` of `TimerStart`; ``waiting``,
-    ``read_from`` and ``wheel_missing`` are as in `TimerStart`.
+    """The effect of a startup on each pending unit.
+
+    ``skipped``, ``unreachable``, ``gone``: boolean arrays parallel to ``units``. At most one is
+    true for a unit.
+    ``row``: ``next_row`` of `TimerStart`. ``waiting``, ``read_from``, ``wheel_missing``: as in
+    `TimerStart`.
     """
 
     units: TimerUnits
@@ -386,8 +389,9 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return, for each run (identified by its first unit), whether its slot has an earlier unit,
-    because the slot was reused for a later time.
+    """Return for each run whether its slot has an earlier unit, because the slot was reused.
+
+    ``first``: the first unit of each run.
     """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)

@@ -35,8 +35,12 @@ slots ahead.
 
 
 class Timed(NamedTuple):
-    """A message of the timer topic. ``row``: its queue offset; ``due``: its due time (ms);
-    ``topic``: its target topic; ``deletes``: whether it recalls another message.
+    """A message of the timer topic.
+
+    ``row``: its queue offset.
+    ``due``: its due time (ms).
+    ``topic``: its target topic.
+    ``deletes``: whether the message recalls another message.
     """
 
     row: int
@@ -49,9 +53,10 @@ class Timed(NamedTuple):
 
 
 def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
-    """Return the messages that were enqueued (queue offsets below ``before``) and are not yet due,
-    and the last enqueued message. Of a message that was enqueued several times, only the newest
-    record is returned.
+    """Return the enqueued messages that are not yet due, and the last enqueued message.
+
+    Enqueued messages have queue offsets below ``before``. If a message was enqueued several times,
+    only its newest record is returned.
 
     Raises: StoreIOError.
     """
@@ -103,7 +108,9 @@ def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
 
 def last_delivered(store: Store, log_end: int) -> int:
     """Return the due time (ms) of the timed message that was delivered last; 0 without such a
-    message. Slots are read in order, so all messages that were due earlier are delivered.
+    message.
+
+    Slots are read in order: all messages that were due earlier are delivered.
 
     Raises: StoreIOError.
     """

@@ -41,8 +41,8 @@ class BrokerVersion:
     """True if the property ``WAIT`` of a single message is stored."""
     ensures_unique_key: bool
     body_room: int
-    """Number of bytes by which a record may exceed ``max_message_size``. If it is not 0, the body
-    alone may not exceed ``max_message_size``.
+    """Number of bytes by which a record may exceed ``max_message_size``. If not 0, the body alone
+    may not exceed ``max_message_size``.
     """
     timer: bool
     batch_queues: bool
@@ -58,7 +58,8 @@ class BrokerVersion:
     deletes_empty_last: bool
     normal_by_queues: bool
     """True if recovery after a clean stop starts at the end of the consume queues and dispatches
-    later messages (5.3.2+). Otherwise it starts with the third-last file and dispatches nothing.
+    later messages (5.3.2+). If False, recovery starts with the third-last file and dispatches
+    nothing.
     """
     reput_from_queues: bool
     """True if messages without an entry at the end of consume queues are dispatched after recovery

@@ -30,8 +30,8 @@ def command(
 
 
 def _variable(spec: CommandSpec, names: Sequence[str]) -> str | None:
-    """Return the name of the environment variable that sets the default of an option; None if only
-    the command line can set the option.
+    """Return the name of the environment variable with an option's default; None if only the
+    command line can set the option.
     """
     key = next(name[2:] for name in names if name.startswith("--"))
     return None if key in NEVER else variable(spec.name, key)

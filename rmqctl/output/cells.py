@@ -244,8 +244,8 @@ _UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
 def folded(text: str, width: int, indent: str = "") -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, later lines with ``indent``.
 
-    Lines end between words, and between East Asian characters, but not before East Asian commas and
-    full stops. A word that is longer than a line is broken, after a slash if possible.
+    Lines end between words and between East Asian characters, but not before East Asian commas and
+    full stops. A word that is longer than a line is broken.
     """
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
@@ -280,10 +280,10 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 def folded_command(text: str, width: int) -> list[str]:
-    """Return a command in several lines that a shell reads as one line; all lines but the last end
-    with a backslash.
+    """Return a command in several lines that a shell reads as one line.
 
-    Lines end between words, never within quotes. A word without quotes that is too long is broken.
+    All lines but the last end with a backslash. Lines end between words, never within quotes. A
+    long word without quotes is broken.
     """
     if display_width(text) <= width:
         return [text]

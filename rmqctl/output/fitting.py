@@ -44,9 +44,12 @@ _INDENT = 4
 
 @dataclass
 class TableFit:
-    """The layout of a table, with columns by number. ``columns``: the columns side by side, with
-    ``widths``. ``below``: the column whose text is written below each row. ``dropped``: columns
-    that are not shown.
+    """The layout of a table, with columns by number.
+
+    ``columns``: the columns side by side.
+    ``widths``: the widths of these columns.
+    ``below``: the column whose text is written below each row.
+    ``dropped``: columns that are not shown.
     """
 
     columns: list[int]
@@ -59,8 +62,12 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
            numeric: Sequence[bool], width: int) -> TableFit | None:
     """Return the layout of a table within ``width``; None if fewer than two columns fit.
 
-    These steps are tried in order: fold sentences, omit empty columns, write a sentence below its
-    row, omit other columns, the least important first.
+    These steps are tried in order:
+
+    * Fold sentences.
+    * Omit empty columns.
+    * Write a sentence below its row.
+    * Omit other columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
     fit = TableFit(list(range(len(names))))
@@ -113,8 +120,9 @@ class _Measured:
 
 
 def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
-    """Set the widths of the columns; return False if the columns do not fit, or a sentence would
-    need too many lines in a narrow column.
+    """Set the widths of the columns; return False if the columns do not fit.
+
+    A sentence that needs too many lines in a narrow column also does not fit.
     """
     natural = [measured.natural[column] for column in layout.columns]
     least = [measured.least[column] for column in layout.columns]
@@ -171,8 +179,8 @@ def header_cells(text: str, width: int) -> list[str]:
 
 
 def _least_width(name: str, text: str) -> int:
-    """Return the minimum width of the column ``name`` at which no word of a text that must stay in
-    one piece is broken.
+    """Return the minimum width of the column ``name`` for this text. Outside the columns in
+    `_NAMES`, a word longer than `_MAX_WORD` may be broken.
     """
     if name in _DATA or not text:
         return min(_DATA.get(name, 0), _cell_width(text))
@@ -255,8 +263,8 @@ def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -
 
 
 def header_of(headers: Sequence[str], fit: TableFit, numeric: Sequence[bool]) -> list[str]:
-    """Return the header lines of a table. If a sentence is written below each row, its header is
-    indented like the sentence.
+    """Return the header lines of a table. The header of a sentence below the rows is indented like
+    the sentence.
     """
     texts = [header_cells(headers[column], room)
              for column, room in zip(fit.columns, fit.widths, strict=True)]

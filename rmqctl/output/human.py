@@ -283,10 +283,9 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLay
                      limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
-    The header is printed once. The first page determines the widths of the columns. They become
-    larger on a page with longer cells, but never smaller, so that columns are aligned in nearly all
-    cases. If a page has lines longer than ``limit``, this page and all later pages are fitted to
-    ``limit``.
+    The header is printed once. The first page determines the widths of the columns. A later page
+    with longer cells widens the columns; widths never shrink. From the first page with lines longer
+    than ``limit`` on, pages are fitted to ``limit``.
     """
     # The first page decides the columns and which of them are right-aligned.
     first, stream = peek(pages(rows))

@@ -93,8 +93,8 @@ def chosen(given: str | None, environ: Mapping[str, str]) -> str:
 
 
 def requested(words: Sequence[str], environ: Mapping[str, str]) -> Language:
-    """Return the language for help and errors, which must be known before the options are parsed.
-    Environment variables are ignored if the output format is for programs.
+    """Return the language for help and errors, before the options are parsed. Environment variables
+    are ignored if the output format is for programs.
     """
     given, form = None, ""
     for word, following in pairwise((*words, "")):

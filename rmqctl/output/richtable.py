@@ -115,10 +115,10 @@ class Canvas:
 def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: RowLayout) -> int:
     """Stream ``rows`` as one table, never wider than the terminal; return their number.
 
-    The first page determines the columns and their widths; on later pages, texts that are too long
-    are folded. Numbers, names and words are never broken or cut. Columns that do not fit are
-    omitted and listed below the table. If fewer than two columns fit, the rows of this page and of
-    all later pages are shown as lists of their values.
+    The first page determines the columns and their widths; long texts on later pages are folded.
+    Numbers, names and words are never broken or cut. Columns that do not fit are omitted and listed
+    below the table. If fewer than two columns fit on a page, its rows and all later rows are shown
+    as lists of their values.
     """
     # The first page decides the columns.
     first, stream = peek(pages(rows))

@@ -25,7 +25,7 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 class _RecordLines:
     """Receives the records of a csv writer, and ends each of them with a single line feed.
 
-    The writer must use CR LF, because it quotes a carriage return within a field only in this case.
+    The writer must use CR LF: only then does it quote a carriage return within a field.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Separated:
     def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
         """Write rows. If no columns are given, the keys of the first page of rows are the columns.
 
-        A key that appears only on a later page has no column; it is reported once on stderr.
+        A key that appears only on a later page has no column, and is reported once on stderr.
         """
         columns, sink, terminal = layout.columns, self._target.sink, self._target.terminal
         first, stream = peek(pages(rows))

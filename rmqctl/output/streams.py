@@ -178,8 +178,9 @@ class WriterTarget(NamedTuple):
     """The stream that a writer writes to, and its properties.
 
     ``terminal``: whether the stream is a terminal, which would interpret control characters.
-    ``warn``: prints a warning on stderr. ``language``: language of pages for people, None for
-    English. ``every``: see `Output.open`.
+    ``warn``: prints a warning on stderr.
+    ``language``: language of pages for people; None for English.
+    ``every``: see `Output.open`.
     """
 
     sink: Sink

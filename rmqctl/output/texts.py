@@ -1,9 +1,9 @@
 """Translate finished English texts, each by the template from which it was built.
 
-Library code builds its texts (details of findings, reasons, errors) with f-strings, in English.
-Only the page for people translates them: it finds the template in the catalog that matches a text,
-and inserts the values in the text into the translated template. In the catalog, the values of an
-f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
+Library code builds English texts with f-strings: details of findings, reasons, errors. Only
+human-readable output is translated. The catalog's template that matches a text is translated, and
+the values in the text are inserted into the translation. In the catalog, the values of an f-string
+are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
 """Separators between texts that were joined."""
 _SPECIFIC, _BEGINNING = 24, 12
 _START = 20
-"""Number of characters that the ranking of templates adds to the length of a template that does not
-begin with a value (see `Texts._templates`).
+"""Bonus for a template that does not begin with a value, in characters of template text (see
+`Texts._templates`).
 """
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
 """Matches a blank between two East Asian characters, which must be removed. Such a blank remains
@@ -110,9 +110,7 @@ class TextCatalog(Catalog):
         return None
 
     def _by_parts(self, text: str) -> str | None:
-        """Translate a text that was joined from several texts, each by the template that it
-        matches, if any. Return None if nothing was translated.
-        """
+        """Translate each part of a joined text. Return None if nothing was translated."""
         if sum(map(text.count, _JOINTS)) > _MAX_JOINTS:
             return None
         for joint in _JOINTS:
@@ -131,8 +129,8 @@ class TextCatalog(Catalog):
 
     @cached_property
     def _templates(self) -> list[_Template]:
-        """Return the templates with values, the most specific first. A template is more specific if
-        it has more text, and also if it does not begin with a value.
+        """Return the templates with values, the most specific first. More text, and text at the
+        beginning, make a template more specific.
         """
         templates = []
         for key in self:

@@ -29,8 +29,9 @@ from rmqctl.store.store import Store
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: RecoveredQueues, index: LoadedIndex, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
-    """Add all actions and their figures to the prediction. ``gone``: function that returns, for
-    each physical offset, whether its message is lost.
+    """Add all actions and their figures to the prediction.
+
+    ``gone``: returns for each physical offset whether its message is lost.
     """
     emptied(predicted, store, loading)
     if not log.files:

@@ -1,26 +1,31 @@
-"""Messages that are lost before any broker starts. The log no longer contains them, but consume
-queue entries, index entries, consumer offsets or gaps in the log (`rmqctl.checks.preflight.gaps`)
-prove that they existed.
+"""Messages that are lost before any broker starts.
 
-A consume queue entry proves a message if the other entries of its queue agree with this entry. An
-index entry also proves a message. A committed offset of a group proves that there were messages
-before this offset, but not at which positions. To count each message once, messages with a known
-position are counted by position, and messages that only committed offsets prove are added. A record
-that may be a message is undecided, not lost.
+The log no longer contains these messages. The following evidence proves that they existed:
 
-A broker's recovery that truncates consume queues leaves the index and the bytes of the truncated
-entries on disk. They still prove that messages are lost.
+* A consume queue entry proves a message if the other entries of its queue agree with this entry.
+* An index entry proves a message.
+* A committed offset of a group proves messages before this offset, but not their positions.
+* Gaps in the log prove messages (`rmqctl.checks.preflight.gaps`).
+* The checkpoint of a DLedger member names the last written entry. All entries after the last intact
+  entry, up to the named entry, are lost.
+* The checkpoint of any other store contains the time of the last written message. If this time is
+  later than the times of all messages, at least one message is lost.
 
-Some entries prove nothing: entries that point before the beginning of the log (expired), damaged
-entries of messages that the log still contains, and, while a broker is running, entries that point
-beyond the end of the log. An index entry alone proves nothing if it points beyond the last file of
-the log, as the index may belong to another log. It also proves nothing beyond an end of the log
-that all consume queues confirm, if a repair has recorded its losses.
+Messages with a known position are counted by position, so each of them is counted once. Messages
+that only committed offsets prove are added. A record that may be a message is undecided, not lost.
 
-The checkpoint of a DLedger member names the last entry that was written. All entries after the last
-intact entry, up to the one named, are lost, even without other evidence. The checkpoint of any
-other store contains the time of the last message written; if it is later than the times of all
-messages, at least one message is lost.
+When recovery truncates consume queues, the index and the bytes of the truncated entries remain on
+disk. These still prove that messages are lost.
+
+Some entries prove nothing:
+
+* Entries that point before the beginning of the log (expired).
+* Damaged entries of messages that the log still contains.
+* While a broker is running: entries that point beyond the end of the log.
+* Index entries that point beyond the last file, without other evidence. The index may belong to
+  another log.
+* Index entries beyond an end of the log that all consume queues confirm, without other evidence, if
+  a repair has recorded its losses.
 """
 
 from __future__ import annotations
@@ -64,8 +69,8 @@ from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
 _MAX_READ = 1 << 20
-"""Maximum number of entries of a queue that is read completely. In a longer queue, the first entry
-that may not point to a message is found by bisection, as entries are in log order.
+"""Maximum number of entries of a queue that is read completely. In a longer queue, bisection finds
+the first entry that may not point to a message.
 """
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
@@ -79,8 +84,11 @@ _MAX_QUEUES = 1000
 
 @dataclass(slots=True)
 class Witnessed:
-    """Positions of lost messages that entries prove, and for each position the number of the queue
-    in `RecoveredQueues.states`. ``more``: by topic, number of lost messages that are only counted.
+    """Evidence of entries for lost messages.
+
+    ``places``: positions of lost messages that entries prove.
+    ``queues``: for each position, the number of the queue in `RecoveredQueues.states`.
+    ``more``: by topic, number of lost messages that are only counted.
     """
 
     places: list[Array] = field(default_factory=list)
@@ -119,8 +127,13 @@ class AlreadyLost:
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
         self._pending: list[tuple[Array, ...]] = []
-        """Entries that records should have, as columns for each batch: queue number, first queue
-        offset, number of queue offsets, position of the record, whether the record is intact.
+        """Entries that records should have, as columns for each batch:
+
+        * queue number
+        * first queue offset
+        * number of queue offsets
+        * position of the record
+        * whether the record is intact
         """
         self._held = 0
         self._sound: set[int] = set()
@@ -198,11 +211,13 @@ class AlreadyLost:
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
               running: bool, looked_from: int = 0, *, cut_off: bool = False,
               counts_only: bool = False) -> None:
-        """Determine the lost messages, and add them to the prediction. ``without_row``: by queue
-        number, queue offsets of messages in the log without an entry. ``running``: whether a broker
-        is running on the store. ``looked_from``: physical offset before which nothing was examined.
-        ``cut_off``: whether a repair truncated the log at its end. ``counts_only``: whether only
-        the number of lost messages is needed.
+        """Determine the lost messages, and add them to the prediction.
+
+        ``without_row``: by queue number, queue offsets of messages in the log without an entry.
+        ``running``: whether a broker is running on the store.
+        ``looked_from``: physical offset before which nothing was examined.
+        ``cut_off``: whether a repair truncated the log at its end.
+        ``counts_only``: whether only the number of lost messages is needed.
         Raises: StoreIOError.
         """
         self._end = max(self._end, looked_from)
@@ -297,9 +312,7 @@ class AlreadyLost:
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_stale(self, predicted: Prediction, log: CommitLog) -> int:
-        """Add a note on records that may be stale (left from an earlier use of their file); return
-        the number of these records.
-        """
+        """Add a note on records that may be stale; return the number of these records."""
         stale = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
         if stale:
@@ -336,10 +349,10 @@ class AlreadyLost:
         return len(contradicted)
 
     def _is_confirmed(self) -> bool:
-        """Return whether the end of the log that this start would find is the end at the last clean
-        shutdown, according to the checkpoint.
+        """Return whether the log would end where it ended at the last clean shutdown.
 
-        5.x records the start of the last message, 4.x only its store time.
+        The checkpoint records that end: in 5.x the start of the last message, in 4.x only its store
+        time.
         """
         saved = self._store.checkpoint
         if self._store.has_abort or saved is None or len(self._accepted) < 2:
@@ -395,9 +408,13 @@ class AlreadyLost:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
-        """Yield the entries of a queue that point to no message, page by page, as columns: first
-        queue offset, number of consecutive queue offsets (None: 1 for all entries), and the
-        position that the entry points to. ``low``: position before which entries are expired.
+        """Yield the entries of a queue that point to no message, page by page, as columns:
+
+        * first queue offset
+        * number of consecutive queue offsets (None: 1 for all entries)
+        * position that the entry points to
+
+        ``low``: entries that point before this position are expired.
         """
         if not len(self._starts) or state.queue is None or not state.queue.exists:
             return
@@ -435,8 +452,10 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return the distinct positions of lost messages, and the number of positions by topic. A
-        position counts for a light queue's topic only if no other queue has an entry for it.
+        """Return the distinct positions of lost messages, and the number of positions by topic.
+
+        A position counts for the topic of a light queue only if no other queue has an entry for the
+        position.
         """
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
@@ -456,8 +475,9 @@ class AlreadyLost:
     def _by_gaps(self, log: CommitLog, *,
                  from_begin: bool, end: int) -> tuple[list[OffsetGap], Counter[str]]:
         """Return the gaps that prove lost messages before physical offset ``end``, and the number
-        of these messages by topic. Only the queue offsets of other messages, or damaged records,
-        prove these messages. ``from_begin``: whether the whole log was examined.
+        of these messages by topic.
+
+        ``from_begin``: whether the whole log was examined.
         """
         gaps: list[OffsetGap] = []
         topics: Counter[str] = Counter()
@@ -479,8 +499,10 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """Return the positions of lost messages that only the index proves, and the range of store
-        times (ms) in the index entries of all lost messages (None: no such entry).
+        """Return the lost messages that only the index proves:
+
+        * the positions of these messages
+        * the range of store times (ms) in the index entries of all lost messages (None: no entry)
 
         If the last position in ``places`` comes from an entry with a flipped bit, this position is
         corrected.

@@ -78,8 +78,8 @@ def _read_only(root: str) -> bool:
 
 
 def _in_use(store: Store) -> bool:
-    """Return whether a broker uses, or has used, the store on this machine: there is a lock file,
-    an abort file or a broker.conf.
+    """Return whether a broker uses, or has used, the store on this machine. A lock file, an abort
+    file or a broker.conf shows such use.
     """
     return vfs.access(store.root, os.W_OK) and bool(
         store.sizes.conf.path or store.has_abort or store.lock.held

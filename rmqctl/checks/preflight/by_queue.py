@@ -18,8 +18,10 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLost,
              unreachable: Unreachable | None = None,
              lost: TruncatedMessages | None = None) -> dict[tuple[str, int], QueueLosses]:
-    """Return the losses of every queue; call this after all queues are judged. ``unreachable`` is
-    None if the broker does not start; ``lost`` is None if it does not start or truncates nothing.
+    """Return the losses of every queue; call this after all queues are judged.
+
+    ``unreachable``: None if the broker does not start.
+    ``lost``: None if the broker does not start or truncates nothing.
     """
     rowless = {} if unreachable is None else unreachable.offsets()
     losses_of: dict[tuple[str, int], QueueLosses] = {}

@@ -93,8 +93,11 @@ class Rules(NamedTuple):
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
-        """Return three booleans for these ratios: whether the broker rejects messages, whether the
-        cleaner deletes files whatever their age, and whether the cleaner deletes files at all.
+        """Return three booleans for these ratios:
+
+        * whether the broker rejects messages
+        * whether the cleaner deletes files of any age
+        * whether the cleaner deletes files at all
         """
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
         force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
@@ -222,8 +225,8 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
-    """Return a note on the files that the broker deletes because of their age, and the time of the
-    deletion; None if no file is old enough.
+    """Return a note on the log files that the broker deletes because of their age, and on the time
+    of deletion. None if no file is old enough.
     """
     if disk is None or not disk.expires_files:
         return None

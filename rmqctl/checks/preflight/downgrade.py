@@ -1,7 +1,8 @@
-"""Losses when an older broker starts on the store of a newer broker: data that it does not read.
+"""Losses when an older broker starts on the store of a newer broker, because data is not read.
 
-spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. See also
-`rmqctl.checks.preflight.timers` for pending timed messages, and `rmqctl.broker.recovery` for the
+spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md.
+
+`rmqctl.checks.preflight.timers` covers pending timed messages, and `rmqctl.broker.recovery` the
 record formats in the log.
 """
 
@@ -81,8 +82,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """Yield the losses of data that a broker of the release does not read and that exists nowhere
-    else, each with the name of its feature.
+    """Yield (feature, loss) for data that only this feature contains and that a broker of the
+    release does not read.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),

@@ -1,10 +1,9 @@
-"""Number of messages that a store has lost, from the results of an earlier pass over its log, so
-that the log is not read again.
+"""Count a store's lost messages from the results of an earlier pass over its log.
 
-`verify` has compared all messages with their consume queue entries. A message whose entry points to
-it is not lost, and a start does not change that. So only messages without an entry, damaged records
-and bytes that are not a record are examined. The counts are the same as those of a scan by
-`preflight`. This works only for ordinary stores; `preflight` has to scan any other store.
+The log is not read again. `verify` has compared all messages with their consume queue entries. A
+message with an entry is not lost, even after a start. Only messages without an entry, damaged
+records and other bytes are therefore examined. The counts are the same as those of a scan by
+`preflight`. Only ordinary stores are supported; `preflight` scans any other store.
 """
 
 from __future__ import annotations
@@ -67,9 +66,12 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundLog(NamedTuple):
-    """Results of a pass over a sound log. ``last``: physical offset of the last record. ``walked``:
-    what scans of the log would return, derived from the pass. ``messages``: number of all messages.
-    ``replaced``: number of messages that a repair wrote or kept although they are damaged.
+    """Results of a pass over a sound log.
+
+    ``last``: physical offset of the last record.
+    ``walked``: results of a scan of the log, derived from the pass.
+    ``messages``: number of all messages.
+    ``replaced``: number of damaged messages that a repair replaced or kept.
     """
 
     last: int
@@ -80,10 +82,10 @@ class SoundLog(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: RecoveredQueues,
                seen: RangeResult) -> SoundLog | None:
-    """Return the data about the log that the prediction needs, if a start changes nothing because
-    the log was closed cleanly, the whole log is sound, and each message has its entry; otherwise
-    None.
-    Raises: StoreIOError.
+    """Return the data about the log for the prediction, if a start changes nothing; otherwise None.
+
+    A start changes nothing if the log was closed cleanly, the whole log is sound, and each message
+    has its entry. Raises: StoreIOError.
     """
     last, end = seen.last_record_start, seen.last_record_end
     if store.has_abort or last is None or end is None or log.files != store.log.files or not (
@@ -357,8 +359,9 @@ class _LossCount:
         return walked
 
     def _runs(self, number: int, damaged: Array) -> Array:
-        """Return the queue offsets of intact messages with an entry, as half-open ranges in an
-        int64 array of shape (n, 2). ``damaged``: queue offsets to leave out.
+        """Return the queue offsets of intact messages with an entry, except ``damaged``.
+
+        The result is an int64 array of half-open ranges, of shape (n, 2).
         """
         tally = self._tallies.get(number)
         covered = [] if tally is None else merged(tally.covered)

@@ -1,9 +1,8 @@
 """Gaps in the log that prove lost messages.
 
-The queue offsets of a queue are consecutive in the log. If queue offsets are missing between two
-records, and the damaged bytes between these records have space for the missing messages, then the
-messages existed. A damaged record whose queue and queue offset are still readable also proves its
-message.
+The queue offsets of a queue are consecutive in the log. Queue offsets that are missing between two
+records prove messages, if the damaged bytes between these records have space for them. A damaged
+record also proves its message if its queue and queue offset are still readable.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from rmqctl.scan.frames import Array
 _MAX_RUNS = 1 << 20
 """Maximum number of gapless runs of records in memory, for all queues."""
 _MAX_AHEAD = 1000
-"""Maximum number of queue offsets between the last intact record of a queue and a damaged record
-whose queue offset is trusted.
+"""Maximum distance, in queue offsets, from a queue's last intact record to a damaged record whose
+queue offset is trusted.
 """
 
 
@@ -87,8 +86,13 @@ class LogGaps:
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
-        """Add the records of a scan, in log order, as columns: queue number, first queue offset,
-        number of queue offsets, position, and whether the record is intact (``good``).
+        """Add the records of a scan, in log order, as columns.
+
+        ``number``: queue number.
+        ``offset``: first queue offset.
+        ``count``: number of queue offsets.
+        ``place``: position.
+        ``good``: whether the record is intact.
         """
         self._is_consecutive += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
                                  for state in states[len(self._is_consecutive):]]
@@ -131,8 +135,8 @@ class LogGaps:
                 self._held += 1
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
-        """Return, ascending, the positions of the records before and after each jump in the queue
-        offsets of a queue, unless damage between these two records explains the jump.
+        """Return, ascending, the positions of the records before and after each jump in a queue's
+        offsets. Jumps that are explained by damage between the two records are omitted.
         """
         places: set[int] = set()
         for pieces in self._pieces.values():
@@ -144,8 +148,10 @@ class LogGaps:
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool, end: int) -> Iterator[OffsetGap]:
-        """Yield the gaps of a queue before physical offset ``end``. ``accounted``: queue offsets
-        that are already counted. ``damage``: all spans of the log without intact data.
+        """Yield the gaps of a queue before physical offset ``end``.
+
+        ``accounted``: queue offsets that are already counted.
+        ``damage``: all spans of the log without intact data.
         ``from_zero``: whether the log, and so the queue, begins at offset 0.
         """
         pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),

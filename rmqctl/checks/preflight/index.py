@@ -145,12 +145,13 @@ class LoadedIndex:
             index.close()
 
     def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
-        """Return the number of entries of the discarded files that point before physical offset
-        ``end`` and are not recreated: their messages are not dispatched again, or have fewer keys
-        than entries.
+        """Return the number of entries of the discarded files that are not recreated.
 
-        Entries of lost messages are not counted. ``gone``: function that returns, for each physical
-        offset, whether its message is lost.
+        Counted are entries that point before physical offset ``end``, except entries of lost
+        messages. An entry is not recreated if its message is not dispatched again, or has fewer
+        keys than entries.
+
+        ``gone``: returns for each physical offset whether its message is lost.
         """
         if not self.discarded:
             return 0

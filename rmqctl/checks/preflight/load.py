@@ -41,9 +41,12 @@ DELETE = "delete"
 
 @dataclass(slots=True)
 class Load:
-    """Results of loading. ``refusals``: reasons why the broker does not start. ``emptied``: empty
-    files that brokers since 5.1.3 delete. ``wrong_size``, ``folders``: whether a file of the wrong
-    size, or a folder among the files, was found.
+    """Results of loading.
+
+    ``refusals``: reasons why the broker does not start.
+    ``emptied``: empty files that brokers since 5.1.3 delete.
+    ``wrong_size``: whether a file of the wrong size was found.
+    ``folders``: whether a folder was found among the files.
     """
 
     refusals: list[Action] = field(default_factory=list)
@@ -56,8 +59,10 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Return everything that keeps a broker from starting. Of data files, only names and sizes are
-    read. For consume queues in an unsupported format, only a damaged database is reported.
+    """Return everything that keeps a broker from starting.
+
+    Of data files, only names and sizes are read. Consume queues in an unsupported format are
+    reported only if their database is damaged.
     """
     loading = Load()
     _config(store, version, loading)

@@ -311,9 +311,7 @@ class Unreachable:
                                 first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
-        """Record that the records selected by ``put`` (bool) get their entry after all, although
-        they were counted as records without an entry.
-        """
+        """Stop counting the records selected by ``put`` (bool) as records without an entry."""
         for claim in self._queues.expected(batch):
             for queue, count in zip(*np.unique(claim.number[put[claim.record]],
                                                return_counts=True), strict=True):
@@ -440,10 +438,11 @@ def by_queue(number: Array) -> list[Array]:
 class DuplicateFiles(NamedTuple):
     """Log files with the same name in several folders (apache/rocketmq#8859).
 
-    A broker sorts the files of all folders by bare name, and takes the folders in the order of a
-    Java `HashSet` of their paths, so the order of two files of the same name is unknown. It reads a
-    physical offset from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to
-    the last. So chance decides whether it finds data that only one of the files contains.
+    A broker lists the folders in the order of a Java `HashSet` of their paths, and sorts their
+    files by bare name. The order of two files with the same name is therefore unknown. The broker
+    reads from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to the last.
+    Data that only one of the files contains may be invisible.
+
     ``differing``: number of intact messages before the end of the log that at least one of the
     files lacks.
     """
@@ -467,8 +466,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Return the number of intact messages of file ``number`` that start before ``end`` and that at
-    least one of the files ``numbers`` lacks.
+    """Return the number of intact messages of file ``number`` that at least one of the files
+    ``numbers`` lacks. Only messages that start before ``end`` count.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

@@ -81,8 +81,10 @@ class Beyond(NamedTuple):
 
 def known_beyond(store: Store, end: int) -> Beyond:
     """Return the lost messages from the physical offset ``end`` on that entries, index and
-    committed offsets prove. A repair that truncates the log at ``end`` removes this evidence.
-    Raises: StoreIOError, UsageError.
+    committed offsets prove.
+
+    A repair that truncates the log at ``end`` removes this evidence. Raises: StoreIOError,
+    UsageError.
     """
     looked_from = _looked_from(store, end)[1]
     places = looked_from[looked_from >= end]
@@ -103,8 +105,10 @@ def known_by_offsets(store: Store) -> int:
 
 
 def known_by_checkpoint(store: Store) -> int:
-    """Return the number of lost messages that only the checkpoint shows; a new checkpoint hides the
-    loss. 0 if the number cannot be determined.
+    """Return the number of lost messages that only the checkpoint shows; 0 if it cannot be
+    determined.
+
+    A new checkpoint hides the loss.
     """
     try:
         return _predicted(store).lost_at_end
@@ -124,8 +128,7 @@ def _predicted(store: Store) -> Prediction:
 def _after_the_end(store: Store) -> bool:
     """Return whether entries, index or consumer offsets may show messages after the end of the log.
 
-    This is true in every case in which `preflight` counts lost messages in an undamaged log, and in
-    some cases in which it counts none.
+    If this is false, `preflight` counts no lost messages in an undamaged log.
     """
     start = last_dispatched(store)
     return True if start is None else _looked_from(store, start)[0] > 0

@@ -34,10 +34,12 @@ _MAX_NAMED = 3
 
 
 class WalkFacts(NamedTuple):
-    """Results of the scans. ``end``: physical offset after the last intact record. ``holes``:
-    number of bytes before ``end`` without intact data. ``seen``: for each queue number, the queue
-    offset after the last record of the queue. ``last_time``: store time (ms) of the last record
-    that a broker accepts (None: no such record).
+    """Results of the scans.
+
+    ``end``: physical offset after the last intact record.
+    ``holes``: number of bytes before ``end`` without intact data.
+    ``seen``: for each queue number, the queue offset after the last record of the queue.
+    ``last_time``: store time (ms) of the last record that a broker accepts (None: no such record).
     """
 
     log: CommitLog
@@ -137,8 +139,8 @@ class OffsetJudge:
 
     def _end_of(self, numbers: dict[tuple[str, int], int],
                 predicted: Prediction) -> Callable[[str, int], int]:
-        """Return a function that returns the end of a queue after the start; if the broker does not
-        start, the current end of the queue.
+        """Return a function that returns the end of a queue after startup. If the broker does not
+        start, the function returns the current end.
         """
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
 
@@ -161,8 +163,8 @@ class OffsetJudge:
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Return the size in bytes of the smallest of a queue's last messages; if none of them has
-        an entry, the smallest size that a message can have.
+        """Return the size in bytes of the smallest of a queue's last messages. Without an entry,
+        return the minimum size of a message.
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
@@ -189,8 +191,8 @@ class OffsetJudge:
         return when > last or saved.confirm_phy_offset > self._facts.end
 
     def _known_end(self, number: int) -> int:
-        """Return the known end of a queue: the queue offset after its last entry or message; 0 if
-        the queue has no entry and no message.
+        """Return the queue offset after the last known entry or message of a queue; 0 if neither is
+        known.
         """
         state = self._queues.states[number]
         on_disk = 0

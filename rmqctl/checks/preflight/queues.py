@@ -1,5 +1,4 @@
-"""State of the consume queues after a broker's recovery, and the entries that the dispatch of
-messages adds.
+"""State of the consume queues after a broker's recovery, and the entries that dispatch adds.
 
 spec: consumequeue.md §4, §6 and §9. Everything happens in memory; entries are only counted.
 """
@@ -122,12 +121,11 @@ class RecoveredQueues:
                 if state.kind == PLAIN}
 
     def least_made(self, state: QueueState) -> int | None:
-        """Return the minimum queue offset that the broker assumes for a rebuilt queue with
-        ``blanked`` padding entries before its first entry; None if it depends on an unknown file
-        size.
+        """Return the minimum queue offset that a broker assumes for a rebuilt queue. None if the
+        offset depends on an unknown file size.
 
-        4.x treats a padding entry as the entry of the message at 0 (`correctMinOffset`,
-        consumequeue.md §5).
+        Before its first entry, the queue has ``blanked`` padding entries. 4.x treats a padding
+        entry as the entry of the message at 0 (`correctMinOffset`, consumequeue.md §5).
         """
         if self._version.generation >= 5 or self._store.log.min_offset > 0 or not state.blanked:
             return state.blanked
@@ -209,11 +207,12 @@ class RecoveredQueues:
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
-        """Write the entries of the records selected by ``which`` (bool). Return a boolean array:
-        whether the entry of each record was written.
+        """Write the entries of the records selected by ``which`` (bool).
 
-        Existing entries that are not written again do not count. ``odd``: whether the batch is a
-        single record with a wrong physical offset.
+        Return for each record whether its entry was written (bool). False for an entry that already
+        exists and is not written again.
+
+        ``odd``: whether the batch is a single record with a wrong physical offset.
         """
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")

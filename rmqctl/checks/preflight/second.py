@@ -1,8 +1,8 @@
 """Prediction of the second startup: after a clean shutdown, without new messages.
 
-A recovery reads only the last files of the log. After an unclean shutdown it may begin at a later
-file than after a clean shutdown, and so skip older damage; the next start then truncates the log at
-this damage (spec: recovery.md §3, §4).
+A recovery reads only the last files of the log. After an unclean shutdown, a recovery may begin at
+a later file than after a clean shutdown. Damage before this file is then skipped, and the next
+start truncates the log at the damage (spec: recovery.md §3, §4).
 """
 
 from __future__ import annotations

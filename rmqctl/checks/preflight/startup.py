@@ -21,15 +21,21 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
-"""Function that predicts one start. Parameters: the store, the release, the rules of the release,
-and whether to examine the whole log.
+"""Function that predicts one start. Parameters:
+
+* the store
+* the release
+* the rules of the release
+* whether to examine the whole log
 """
 
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
-    """Return the prediction for a broker of the release ``given`` (None: the release that the files
-    show). Its ``others`` are the predictions for all other possible releases; they cover only the
-    part of the log that a broker reads.
+    """Return the prediction for the release ``given``; if None, for the release that the files
+    show.
+
+    ``others`` of the prediction are the predictions for all other possible releases. These cover
+    only the part of the log that a broker reads.
     """
     releases = judged(store, given)
     outcomes: list[Prediction] = []

@@ -165,8 +165,8 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
-    """Number of records, in the part of the log that was read, that may be messages or part of the
-    body of a damaged message.
+    """Number of records in the examined part of the log that may be messages or part of a damaged
+    message's body.
     """
     cut_undecided: int = 0
     """Number of undecided records among ``messages_lost``."""

@@ -94,7 +94,8 @@ class Bridge:
     def records(self, end: int, before: Record, lacking: Sequence[MissingOffsets] = ()) -> Iterator[
             Record]:
         """Yield the fillers between ``end``, the end of the log, and the message ``before``.
-        ``lacking``: missing messages to replace with some of the fillers.
+
+        ``lacking``: missing messages that some of the fillers replace.
         """
         physical = before.physical_offset
         rows = deque(gap.filler(number) for gap in lacking for number in range(gap.number))
@@ -153,7 +154,8 @@ class Lacking:
     _gaps: list[_Gap] = field(default_factory=list)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
     """For each queue: (the next queue offset, the number of gaps before the queue's last message).
-    An offset of -1 means that later messages of the queue get new queue offsets.
+
+    The offset -1 means that later messages of the queue get new queue offsets.
     """
 
     def gap(self, physical: int, stretches: list[int]) -> None:

@@ -1,11 +1,15 @@
 """Carve messages out of any bytes (files, disk images, folders) in one pass with bounded memory.
 
 A record is *in place* if it fits a log that was found in its source, or if nothing contradicts its
-position. A record whose position is contradicted is *misplaced*. Records in place come first,
-source by source. Other records follow after all sources were scanned: records that may be part of a
-damaged record's body, misplaced records and, if requested, records inside damaged records and the
-damaged records themselves. A record that equals an earlier one is a duplicate. So if a record
-exists both in place and misplaced, the misplaced one is the duplicate.
+position. Any other record is *misplaced*. Records in place come first, source by source. After all
+sources were scanned, these records follow:
+
+* records that may be part of a damaged record's body
+* misplaced records
+* if requested, records inside damaged records, and the damaged records themselves
+
+A record that equals an earlier record is a duplicate. Of a record in place and an equal misplaced
+record, the misplaced record is therefore the duplicate.
 """
 
 from __future__ import annotations
@@ -117,8 +121,8 @@ class CarvedPage:
 class Carving:
     """One carving over all inputs. Iterate over `pages` once; use as a context manager.
 
-    ``report`` is called with each note for the user (a source that cannot be opened, unreadable
-    ranges), ``advance`` with the number of bytes scanned.
+    ``report``: called with each note for the user, such as on unreadable ranges.
+    ``advance``: called with the number of bytes scanned.
     """
 
     def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = CarveOptions(), *,
@@ -216,8 +220,11 @@ class Carving:
                 self.file_ends |= scan.pieces.file_ends
 
     def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:
-        """Classify the undecided records of a source. A record is in place if it fits a log found
-        in the source, or if neither other records nor the source's file name contradict it.
+        """Classify the undecided records of a source. A record is in place in either of these
+        cases:
+
+        * The record fits a log found in the source.
+        * Neither other records nor the source's file name contradict the record.
 
         If no log was found, the most frequent shift of the records counts as the shift of a log.
         """

@@ -59,10 +59,11 @@ class ShiftQueues:
         return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
-        """Return (the messages without copies, the number of copies). The messages are ``rows``
-        itself if it has no copies; otherwise they are appended to ``into``, which is returned.
-        Messages of a run from which copies were made are no longer marked as misplaced
-        (``is_late``). Raises: StoreIOError.
+        """Return (the messages without copies, the number of copies).
+
+        If ``rows`` has no copies, the messages are ``rows`` itself. Otherwise the messages are
+        appended to ``into``, and ``into`` is returned. In a run from which copies were made,
+        messages are no longer marked as misplaced (``is_late``). Raises: StoreIOError.
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):

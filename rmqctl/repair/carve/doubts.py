@@ -1,9 +1,10 @@
 """Find records in place that may be part of the body of a damaged record.
 
-If a log continues after unknown bytes, these bytes may have been the start of a record of any size,
-with the following records in its body. `rmqctl.scan.damage.extents` determines the position from
-which that is impossible. The check applies only if an earlier part of the log was found, or if the
-log starts with its source: in an image the bytes before a log's first record are unrelated.
+Unknown bytes in a log may have been the start of a record of any size, with the following records
+in its body. `rmqctl.scan.damage.extents` determines the position from which that is impossible.
+
+Bytes before the first record of a log are checked only if the log starts with its source. In an
+image, these bytes are unrelated.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Doubts:
         doubtful.
         """
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """Function that takes a shift and the position of unknown bytes, and returns the end of a
-        fragment in these bytes, or None. Records after such an end are not doubtful.
+        """Return the end of a fragment, or None, for a shift and the position of unknown bytes.
+        Records after such an end are not doubtful.
         """
 
     def _log(self, shift: int) -> tuple[AsLog, EarlierMessages]:
@@ -76,9 +77,13 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """Continue a log of this shift. Return two positions: the end of the log's last records (if
-        it has none, the start of the source; None if that is unknown, too), and the position up to
-        which the log's records are doubtful. Raises: StoreIOError.
+        """Continue a log of this shift. Return two positions:
+
+        * The end of the log's last records. Without records: the start of the source, or None if
+          unknown.
+        * The position up to which the log's records are doubtful.
+
+        Raises: StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)
@@ -124,10 +129,10 @@ class Doubts:
         return self._record(start + framed * dledger.HEAD_SIZE)
 
     def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
-        """Yield (records, whether they are doubtful) for consecutive parts of ``rows``, which are
-        records of one shift (dtype `spool.PLACE`). Raises: StoreIOError.
+        """Yield (records, whether they are doubtful) for consecutive parts of ``rows``.
 
-        Records must be passed in ascending order of position over all calls.
+        ``rows`` are records of one shift (dtype `spool.PLACE`). Over all calls, records must ascend
+        by position. Raises: StoreIOError.
         """
         begin, ends = 0, rows["position"] + rows["size"]
         edges = (np.flatnonzero(rows["position"][1:] != ends[:-1]) + 1).tolist()

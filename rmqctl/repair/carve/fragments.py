@@ -1,11 +1,13 @@
-"""Collect the chains of records in a source, and prove that a file system split a log between two
-chains.
+"""Collect the chains of records in a source, and prove where a file system split a log.
 
 A *chain* is a series of consecutive records with the same shift (`rmqctl.repair.carve.scan`). If a
-log breaks off at the end of a chain, one of two things has happened. Either a record is damaged,
-and the following records may be part of its body. Or a fragment of the file ends at that position,
-and the following records are unrelated. A fragment is proven if two parts at different positions
-can be joined to one record with matching lengths and CRC.
+log breaks off at the end of a chain, there are two possible reasons:
+
+* A record is damaged. The following records may be part of its body.
+* A fragment of the file ends. The following records are unrelated.
+
+A fragment is proven if two parts at different positions can be joined to one record with matching
+lengths and CRC.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ class RecordChain(NamedTuple):
 
 
 class Chains:
-    """The chains of a source in the order of the scan. Call `start` and `end` for each chain; then
-    `cut` can be called.
+    """The chains of a source in the order of the scan. Call `start` and `end` for each chain, then
+    `cut`.
 
-    At most a million chains are kept; ``unknown_from`` is the start of the first chain that is not.
+    At most a million chains are kept. ``unknown_from``: start of the first chain that is not kept.
     """
 
     def __init__(self, window: Window) -> None:
@@ -83,9 +85,10 @@ class Chains:
         return (RecordChain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
-        """Return the proven end of the fragment in which a log of this shift breaks off at ``at``;
-        None if no end is proven. No byte after this end belongs to the record at ``at``. Raises:
-        StoreIOError.
+        """Return the proven end of the fragment in which the record at ``at`` breaks off, or None.
+
+        ``shift`` is that of the record's log. No byte after the returned end belongs to the record.
+        Raises: StoreIOError.
         """
         key = shift, at
         if key not in self._cuts:

@@ -76,11 +76,13 @@ class _Places(RowFile):
 
 @dataclass(slots=True)
 class CarvedLog:
-    """One of the logs that were found. ``reason``: why it is not part of an earlier log.
-    ``places``: its messages in order; ``tail``: messages that do not fit between these.
+    """One of the logs that were found.
 
-    ``keeps``: whether physical offsets are kept (impossible if DLedger entry headers are between
-    the messages).
+    ``reason``: why the log is not part of an earlier log.
+    ``places``: the messages in order.
+    ``tail``: messages that do not fit between these.
+    ``keeps``: whether physical offsets are kept. DLedger entry headers between messages prevent
+    this.
     """
 
     number: int
@@ -95,8 +97,11 @@ class CarvedLog:
     _after: tuple[int, int] = (-1, 0)
 
     def distance(self, place: RecordPlace) -> int | None:
-        """Return the difference between the store times of a message and of the last message; None
-        if the message cannot follow, `_FOLLOWS` if it is the next one in the same source.
+        """Return the difference (ms) between the store times of a message and of the log's last
+        message.
+
+        Return `_FOLLOWS` for the next message in the same source. Return None for a message that
+        cannot follow.
         """
         _, physical, _, source, position, *_, time = place
         if physical == self.end and self._after == (source, position):
@@ -132,8 +137,9 @@ class CarvedLog:
 
 
 class Order:
-    """Collector of the places of messages, which divides them into logs. ``run``: maximum number of
-    places that are sorted in memory at once.
+    """Collector of the places of messages, which divides them into logs.
+
+    ``run``: maximum number of places that are sorted in memory at once.
     """
 
     def __init__(self, run: int = RUN) -> None:
@@ -242,11 +248,13 @@ class Order:
         return number
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[CarvedLog]:
-        """Return the logs that were found, with the places of their messages. ``bridge``: function
-        that returns a new bridge for a log. Each log continues with the message that fits best: the
-        next one in the same source, else the one with the next store time.
+        """Return the logs that were found, with the places of their messages.
 
-        A message that contradicts all logs of its broker starts a new log.
+        Each message is added to the log that fits best. This is the log that the message continues
+        in the same source, else the log with the nearest store time. A message that contradicts all
+        logs of its broker starts a new log.
+
+        ``bridge``: returns a new bridge for a log.
         """
         names = [(topic.decode("utf-8", "surrogateescape"), queue) for topic, queue in self._queues]
         self._leave_copies()

@@ -1,11 +1,15 @@
-"""Find contradictions to pieces of a log in a source without a reliable order, such as a disk
-image.
+"""Find contradictions to pieces of a log in a source without a reliable order (a disk image).
 
-A *piece* is a chain of records, as in `rmqctl.repair.carve.fragments`. A file system stores the
-files of a log, and the fragments of each file, in any order, so the position of a piece proves
-nothing. A piece is contradicted by a log that it interrupts (unless the missing bytes of that log
-are found elsewhere), or by another message at the same physical offset. A piece after an incomplete
-record may be the body of that record, unless a fragment is proven to end in the record.
+A *piece* is a chain of records, as in `rmqctl.repair.carve.fragments`. A file system may store the
+files of a log, and their fragments, in any order. The position of a piece therefore proves nothing.
+
+Either of these facts contradicts a piece:
+
+* The piece interrupts a log, and the missing bytes of that log are not found elsewhere.
+* Another message has the same physical offset.
+
+A piece after an incomplete record may be part of the record's body, unless a fragment is proven to
+end in the record.
 """
 
 from __future__ import annotations
@@ -141,7 +145,7 @@ class Pieces:
 
     def _is_file(self, shift: int, at: int, broken: int) -> bool:
         """Return whether a file of a log starts at ``at``, after the unused end of another file. In
-        a DLedger log an entry header comes before the first record.
+        a DLedger log, an entry header precedes the first record.
         """
         head = max(at - dledger.HEAD_SIZE, 0)
         if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:

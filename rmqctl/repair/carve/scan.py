@@ -263,8 +263,9 @@ class Scan:
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _is_confirmed(self, position: int, end: int, shift: int) -> bool:
-        """Return whether more than one fact confirms that a damaged record ends at ``end``. A
-        single length may point to another record by chance, and intact records would be skipped.
+        """Return whether more than one fact confirms that a damaged record ends at ``end``.
+
+        A single length may point to another record by chance. Intact records would then be skipped.
         """
         if self._of_store(shift):
             return True
@@ -333,8 +334,8 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """Add the chain of records with another shift at this position to the undecided records; if
-        it is long, follow it as a log instead.
+        """Add the chain of records with another shift at this position to the undecided records. A
+        long chain is followed as a log instead.
         """
         window, begin = self._window, self._at
         self.pieces.chains.start(shift, begin)

@@ -27,8 +27,13 @@ from rmqctl.store.pages import BatchPage, Page
 
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
-"""Place of a record: position in its source, the physical offset in it, its size, the number of its
-source. ``late``: a further value of the caller.
+"""Place of a record.
+
+``position``: position in the source.
+``physical``: physical offset in the record.
+``size``: size in bytes.
+``source``: number of the source.
+``late``: a further value of the caller.
 """
 _STEP = 1 << 12
 _HELD = 1 << 14

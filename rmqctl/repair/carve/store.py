@@ -1,10 +1,10 @@
 """Write carved messages to a new store, as stored records (like `append --as-recorded`).
 
-Topic, queue, times, hosts, flags, properties and body stay the same. Physical and queue offsets
-stay the same if fillers can replace what is missing (`rmqctl.repair.carve.bridging`). If there is
-not enough space for fillers, later messages of a queue get smaller queue offsets: otherwise a
-broker would misplace their entries. Each log that was found becomes a separate store
-(`rmqctl.repair.carve.ordering`).
+All fields except the offsets stay the same. The offsets also stay the same if fillers can replace
+the missing messages (`rmqctl.repair.carve.bridging`). Without enough space for fillers, later
+messages of a queue get smaller queue offsets, because a broker would misplace their entries.
+
+Each log that was found becomes a separate store (`rmqctl.repair.carve.ordering`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ the messages' total size.
 
 @dataclass(slots=True)
 class WrittenStore:
-    """Contents of the new store. ``reasons``: number of refused messages by reason.
+    """Contents of the new store.
 
+    ``reasons``: number of refused messages by reason.
     ``logs``: if several logs were found, the store of each, and the reason why it is separate.
     """
 
@@ -110,8 +111,10 @@ def log_file_size(inputs: Sequence[Input]) -> int | None:
 
 
 def size_by_ends(ends: Iterable[int]) -> int | None:
-    """Return the size of the log's files in bytes, derived from the physical offsets at which
-    blanks end files: the largest size that fits most of these offsets; None if no size fits.
+    """Return the size of the log's files in bytes; None if no size fits.
+
+    ``ends``: the physical offsets at which blanks end files. The result is the largest size that
+    fits most of these offsets.
     """
     ascending = sorted(ends)
     steps = {after - before for before, after in pairwise(ascending)}

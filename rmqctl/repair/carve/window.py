@@ -37,10 +37,10 @@ _STEP, _LONG_STEP = 64 << 10, 1 << 20
 
 
 class Window:
-    """A moving view of a source: ``data`` (uint8) are the bytes ``[start, end)``. A window is a
-    source itself.
+    """A moving view of a source. A window is a source itself.
 
-    ``size`` decreases if the underlying source has become shorter.
+    ``data`` (uint8): the bytes ``[start, end)``.
+    ``size``: decreases if the underlying source becomes shorter.
     """
 
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
@@ -52,10 +52,9 @@ class Window:
         self.data: Array = np.zeros(0, np.uint8)
 
     def hold(self, position: int, length: int) -> bool:
-        """Load the missing part of ``[position, position + length)``; return whether the entire
-        range exists.
+        """Load ``[position, position + length)``; return whether the entire range exists.
 
-        If anything must be read, a complete chunk is read from ``position`` on.
+        If bytes of the range are missing, a complete chunk is read from ``position`` on.
         """
         wanted = min(position + length, self.size)
         if not (self.start <= position and wanted <= self.end):

@@ -1,8 +1,7 @@
-"""Convert topics, groups and consumer offsets from JSON files to RocksDB, from RocksDB to JSON
-files, or from one RocksDB form to the other (spec: rocksdb.md §7).
+"""Convert topics, groups and consumer offsets between JSON files and the two RocksDB forms.
 
-All values that a broker uses are converted. The old form is moved aside, together with all files
-that a broker would read in preference to the new form or import into it.
+spec: rocksdb.md §7. All values that a broker uses are converted. The old form is moved aside, and
+also any file that a broker would prefer to the new form or import into it.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def newer_offsets_of(store: Store, sources: Iterable[LogSource], taken: Planned)
 
 
 def _content(store: Store, file: ConfigFile) -> bytes | None:
-    """Return the bytes of the file that a broker loads (the file or its backup); None if it is
-    missing, empty or damaged.
+    """Return the bytes of the file or backup that a broker loads; None if missing, empty or
+    damaged.
     """
     if file.kind not in _KINDS or file.used is None or not file.entries or file.faults:
         return None

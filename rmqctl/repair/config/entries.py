@@ -52,8 +52,9 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EntryDifference:
-    """An entry that the store and the source both have, but with different values. ``fields``: for
-    each field that differs (value in this store, value in the source).
+    """An entry with different values in the store and in the source.
+
+    ``fields``: for each field that differs (value in this store, value in the source).
     """
 
     file: str
@@ -125,10 +126,13 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
 
 def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scratch, *,
                replace: bool = False) -> Merge:
-    """Return the plan that copies the entries that are missing from the store; with ``replace``
-    also the entries that differ. Databases are built in ``scratch``. ``clock``: returns the time in
-    epoch ms. Raises: RefusedError if a file cannot be read, or cannot be changed without loss;
-    UsageError, MissingExtraError, StoreIOError.
+    """Return the plan that copies missing entries to the store; with ``replace`` also the entries
+    that differ.
+
+    ``clock``: returns the time in epoch ms.
+    ``scratch``: databases are built here.
+    Raises: RefusedError if a file cannot be read, or cannot be changed without loss; UsageError,
+    MissingExtraError, StoreIOError.
     """
     # The source's tables, and doubts about them.
     store.layout.require(store.root, "config")
@@ -237,10 +241,11 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
 
 
 def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
-    """Return the plan that adds a missing topic: a copy of the entry in topics.json.bak, or an
-    entry derived from messages and queues (`inferred.topic`). Raises: RefusedError if nothing is
-    known about the topic, or if the file cannot be changed without loss; MissingExtraError,
-    StoreIOError.
+    """Return the plan that adds a missing topic. The entry of the topic is a copy from
+    topics.json.bak, or is derived from messages and queues (`inferred.topic`).
+
+    Raises: RefusedError if nothing is known about the topic, or the file cannot be changed without
+    loss; MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     problem = name_problem(topic)

@@ -1,10 +1,11 @@
 """Output of ``mqadmin`` with a broker's topics and groups: a source of lost configuration.
 
-``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
-in the form of ``config/topics.json`` and ``config/subscriptionGroup.json``. The object covers one
-broker (``-b``) or, with ``exportTime``, a whole cluster (``-c``); in the second case, the number of
-queues of a topic is the sum over several masters. ``exportMetadataInRocksDB`` prints one of the
-tables. ``exportConfigs`` writes broker settings, which no store contains.
+* ``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or
+  both, in the form of ``config/topics.json`` and ``config/subscriptionGroup.json``. The object
+  covers one broker (``-b``) or a whole cluster (``-c``). For a cluster, the object has an
+  ``exportTime``, and the number of queues of a topic is the sum over several masters.
+* ``exportMetadataInRocksDB`` prints one of the tables.
+* ``exportConfigs`` writes broker settings, which no store contains.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from rmqctl.store.store import Store
 
 
 class _Table(NamedTuple):
-    """A table of an export. ``key``: the field of an entry that repeats its name. ``fields``: known
-    fields and their types. ``needed``: fields without which an entry is less useful than an entry
-    inferred from the store. ``value_type``: the type of all values of an entry.
+    """A table of an export.
+
+    ``key``: the field of an entry that repeats its name.
+    ``fields``: known fields and their types.
+    ``needed``: fields without which an entry inferred from the store is preferred.
+    ``value_type``: the type of all values of an entry.
     """
 
     key: str
@@ -79,8 +83,9 @@ class Exported:
 
 
 def read_export(name: str) -> Exported | None:
-    """Read an export; return None if the file is not an export. Raises: UsageError for an
-    incomplete file, and for the output of ``exportConfigs``; StoreIOError.
+    """Read an export; return None if the file is not an export.
+
+    Raises: UsageError for an incomplete file or for the output of ``exportConfigs``; StoreIOError.
     """
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, 100).lstrip().startswith(b"{"):

@@ -1,5 +1,7 @@
-"""Configuration inferred from the store: topics and groups from the names of queues and from
-consumer offsets, the progress of the delay service from delivered messages.
+"""Configuration inferred from the store.
+
+* topics and groups: from the names of queues and from consumer offsets
+* progress of the delay service: from delivered messages
 """
 
 from __future__ import annotations
@@ -163,8 +165,10 @@ def topic(store: Store, name: str) -> InferredTopic | None:
 
 def groups(store: Store, generation: int, table: Iterable[str],
            more: Iterable[str] = ()) -> tuple[Table, dict[str, str]]:
-    """Return (the entries of the store's groups by name with a broker's defaults, the evidence for
-    each group). ``more``: further groups that have consumer offsets.
+    """Return (the entries of the store's groups by name, the evidence for each group). The entries
+    have a broker's defaults.
+
+    ``more``: further groups that have consumer offsets.
     """
     evidence: dict[str, str] = {}
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:

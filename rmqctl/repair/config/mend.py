@@ -1,9 +1,10 @@
 """``recover --only config``: repair topics, groups and offsets in ``config/``.
 
 A file that a broker would reject is rebuilt from its readable part and from its backup. (Brokers
-write these files in place, so a crash leaves the start of the new content.) If neither contains any
-entry, the file is rebuilt from the output of ``mqadmin exportMetadata``, if given, and from the
-names and offsets in the store. Notes name unknown values.
+write these files in place. After a crash, a file may contain only the start of the new content.)
+
+If neither part contains an entry, the file is rebuilt from the output of ``mqadmin
+exportMetadata``, if given, and from the names and offsets in the store. Notes name unknown values.
 """
 
 from __future__ import annotations
@@ -327,9 +328,11 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return (the entries of the export, and the inferred ``entries`` that the export does not
-        have; the evidence for both). ``unknown``: the note on unknown values of inferred entries,
-        with a placeholder for the names of these entries.
+        """Return (entries, evidence). The entries are those of the export, and the inferred
+        ``entries`` that the export does not have.
+
+        ``unknown``: the note on unknown values of inferred entries, with a placeholder for their
+        names.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))

@@ -41,8 +41,9 @@ class Saved:
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return ``names``, with each folder that has configuration files but no log replaced by these
-    files. If only the backup of a file exists, the backup is named.
+    """Return ``names``, with folders replaced by the configuration files that they contain.
+
+    Folders with a log are kept. If only the backup of a file exists, the backup is returned.
     """
     paths: list[str] = []
     for name in names:

@@ -52,10 +52,12 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The offsets to change, and their new value. ``to``: a store time in epoch ms, a `Number`, or
-    an end of the queue; with ``beyond-end``, offsets beyond the end of their queue move to this
-    end, and all others are kept. ``topic``: None for all topics in which the group committed
-    offsets, except its retry topic. ``queue_id``: None for all queues.
+    """The offsets to change, and their new value.
+
+    ``to``: a store time in epoch ms, a `Number`, or an end of the queue. With ``beyond-end``, only
+    offsets beyond the end of their queue change, to this end.
+    ``topic``: None for all topics in which the group committed offsets, except its retry topic.
+    ``queue_id``: None for all queues.
     """
 
     group: str

@@ -150,9 +150,11 @@ def is_configured(store: Store, group: str) -> bool:
 
 def queue_rows(store: Store, view: View, topic: str, queue_id: int,
                stack: ExitStack) -> QueueRows | None:
-    """Return the entries of a queue, open until the ``stack`` is closed; None if the queue does not
-    exist. When a broker looks up an offset by time (`offset_by_time`) and reads a damaged message,
-    it returns the start of the queue; the returned object continues the search instead.
+    """Return the entries of a queue; None if the queue does not exist. The queue is closed with
+    ``stack``.
+
+    A broker that meets a damaged message while it looks up an offset by time returns the start of
+    the queue (`offset_by_time`). The returned object continues the search instead.
     """
     queue = store.queue(topic, queue_id)
     if queue is not None:
@@ -180,9 +182,11 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
             notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that changes the offsets ``changed``, which are some of ``queues``. ``why``:
-    returns the reason for a change. ``clock``: returns the time in epoch ms. Raises: RefusedError,
-    MissingExtraError, StoreIOError.
+    """Return the plan that changes the offsets ``changed``, a part of ``queues``.
+
+    ``why``: returns the reason for a change.
+    ``clock``: returns the time in epoch ms.
+    Raises: RefusedError, MissingExtraError, StoreIOError.
     """
     if not changed:
         return OffsetsPlan(Plan(command, store.root, notes=tuple(notes)), tuple(queues))

@@ -37,8 +37,9 @@ _host = lru_cache(maxsize=4096)(host_bytes)
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (description of the position, record bytes) for the message in each row. Raises:
-    NotAStoreError if the file is not from an export, or lacks columns that a record needs;
+    """Yield (description of the position, record bytes) for the message in each row.
+
+    Raises: NotAStoreError if the file is not from an export, or lacks columns that a record needs;
     StoreIOError.
     """
     try:

@@ -107,12 +107,13 @@ class KnownPlaces:
 
 
 class LaidOut:
-    """Collector of records, from which `log` builds a log. ``size``: size of the log's files.
-    ``low``, ``high``: range ``[low, high)`` of the physical offsets that records of the log can
-    have.
+    """Collector of records, from which `log` builds a log.
 
-    Uses as much disk space as the records have bytes. For each record, it uses 67 bytes of memory
-    while the records are sorted, then 16.
+    ``size``: size of the log's files. ``low``, ``high``: range ``[low, high)`` of the physical
+    offsets in the log.
+
+    Disk space: the bytes of the records. Memory: 67 bytes for each record while the records are
+    sorted, then 16.
     """
 
     def __init__(self, scratch: Scratch, name: str, size: int, low: int, high: int) -> None:

@@ -1,11 +1,11 @@
 """Move messages of a tier back to their physical offsets in this store's log.
 
-The record of a message in a tier differs from its record in the log only in its physical offset.
-The physical offset is in the consume queue entry of the message's queue offset, if size and tags of
-this entry match. Without such an entry, the index is searched for the only physical offset that has
-entries for all keys of the message at its store time. Whether the record belongs to the log is
-proved later, as for all sources. (A store from `carve --out` is not a tier: it may renumber the
-messages after a missing one, so their entries would belong to other messages.)
+A message's records in tier and log differ only in the physical offset. This offset is in the
+consume queue entry of the message, if size and tags of the entry match. Without such an entry, the
+index is searched by all keys and the store time of the message; exactly one physical offset must
+match. Whether the record belongs to the log is proved later, as for all sources.
+
+A store from `carve --out` is not a tier, because its messages may be renumbered.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Relocator(Closing):
         return unit.physical_offset
 
     def _by_index(self, record: Record) -> int | None:
-        """Return the physical offset that has index entries for all keys of the record; None if
-        none or several have. Raises: StoreIOError.
+        """Return the only physical offset with index entries for all keys of the record, or None.
+        Raises: StoreIOError.
         """
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MAX_OPEN)]

@@ -61,11 +61,11 @@ class IndexFile:
 
 
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
-    """Return index files in the order in which they were created: by their first physical offset.
+    """Return index files in the order of their creation, by their first physical offset.
 
-    Names are not in order if a clock was set back. ``files`` are sorted by name; each has its
-    header, or None if the header cannot be read. A file without a first physical offset is kept
-    directly after the file with the previous name.
+    The names are not in this order if a clock was set back. ``files``: the files in order of name,
+    each with its header, or None if the header cannot be read. A file without a first physical
+    offset stays after the file with the previous name.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -79,9 +79,8 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
                preferred: Iterable[IndexShape] = (), decision: Decided | None = None) -> IndexFile:
     """Open an index file and determine its shape with `rmqctl.store.index.shape`.
 
-    ``preferred``: shapes that other parts of the store suggest. ``decision``: the shape as it was
-    determined earlier, so that it need not be determined again.
-
+    ``preferred``: shapes that other parts of the store suggest.
+    ``decision``: the shape, if it was determined earlier.
     Raises: FormatError if the shape is unknown.
     """
     source = file.open()

@@ -69,9 +69,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The number of slots and entries of a file that were checked against a shape, and the number
-    of those that match it.
-    """
+    """Number of checked slots and entries of a file, and how many of them match a shape."""
 
     good: int
     total: int
