@@ -35,16 +35,18 @@ LAST_FILES = 3
 
 @dataclass(slots=True)
 class QueueState:
-    """The state of a queue. ``end`` is the queue offset after its last entry (for a batch queue:
-    number of entries).
+    """The state of a queue.
 
-    ``max_physic``: the physical offset up to which the log was dispatched, according to the queue's
-    entries; -1 if the queue has no entries. ``disk_end``: the value of ``end`` on disk. ``added``:
-    number of entries that the broker adds when it dispatches again; ``first_added``: physical
-    offset of the record of the first added entry; ``blanked``: number of padding entries before the
-    first added entry. ``misplaced``: number of entries whose queue offset differs from that in
-    their message. ``touched``: whether a message of the queue is dispatched again. ``doomed``: the
-    files that the broker will delete.
+    ``end``: the queue offset after the last entry (for a batch queue: number of entries).
+    ``disk_end``: the value of ``end`` on disk.
+    ``max_physic``: the physical offset up to which the log was dispatched, according to the
+    entries; -1 without entries.
+    ``doomed``: the files that the broker will delete.
+    ``added``: number of entries that the broker adds when it dispatches again.
+    ``first_added``: physical offset of the record of the first added entry.
+    ``misplaced``: number of entries whose queue offset differs from that in their message.
+    ``blanked``: number of padding entries before the first added entry.
+    ``touched``: whether a message of the queue is dispatched again.
     """
 
     key: QueueKey
@@ -61,7 +63,7 @@ class QueueState:
     blanked: int = 0
     touched: bool = False
     strange: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Added entries whose records have a wrong physicalOffset: for each queue offset, the physical
+    """Added entries whose records have a wrong physicalOffset. For each queue offset: the physical
     offset in the entry, and ``max_physic`` before the entry.
     """
 
@@ -74,8 +76,8 @@ class QueueState:
         """Return the last file if it contains no entry, does not start at offset 0, and is not
         deleted by recovery; otherwise None.
 
-        For such a file, `ConsumeQueue.correctMinOffset` of 5.x requests the unit before the file's
-        start, which throws an IllegalArgumentException.
+        `ConsumeQueue.correctMinOffset` of 5.x requests the unit before the start of such a file,
+        and fails with an IllegalArgumentException.
         """
         if self.kind != PLAIN or self.queue is None or self.added:
             return None
@@ -299,10 +301,11 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """Result of `put_rule` for the first entries of a sequence. ``skipped``: number of entries that
-    a broker skips because they exist; ``taken``: number of entries that it writes at the queue's
-    end. ``astray``: whether the written entries are at positions that differ from their queue
-    offsets.
+    """Result of `put_rule` for the first entries of a sequence.
+
+    ``skipped``: number of entries that a broker skips because they exist.
+    ``taken``: number of entries that the broker writes at the queue's end.
+    ``astray``: whether the written entries are at positions that differ from their queue offsets.
     """
 
     skipped: int
@@ -311,11 +314,12 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """Return what a broker does with the first of ``count`` entries that have consecutive queue
-    offsets starting at ``offset`` (spec §4). All entries must point to records after the dispatched
-    part of the log.
+    """Return what a broker does with the first of ``count`` entries (spec §4).
 
-    ``end`` is the queue offset of the queue's next entry. A queue without a file begins at
+    The entries have consecutive queue offsets from ``offset`` on. All entries must point to records
+    after the dispatched part of the log.
+
+    ``end``: the queue offset of the queue's next entry. A queue without a file begins at
     ``offset``.
     """
     if not offset:

@@ -235,8 +235,10 @@ class _HeadWalk:
 
 
 class RecordWalk(RecoveryWalk):
-    """The records that a broker of 5.2.0 or later accepts after an unclean stop. ``end`` is the end
-    of the log as the broker computes it, without the headers of the entries in the last file.
+    """The records that a broker of 5.2.0 or later accepts after an unclean stop.
+
+    ``end``: the end of the log as the broker computes it, without the headers of the entries in the
+    last file.
     """
 
     @property

@@ -38,10 +38,12 @@ requested.
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A broker's answer. ``status``: RocketMQ's name of the status. ``next_begin``: the queue
-    offset at which a consumer continues. ``min``, ``max``: bounds of the queue.
+    """A broker's answer.
 
-    ``offsets``: physical offsets of the messages, in the log or, for a compacted topic, in the
+    ``status``: RocketMQ's name of the status.
+    ``next_begin``: the queue offset at which a consumer continues. ``min``, ``max``: bounds of the
+    queue.
+    ``offsets``: physical offsets of the messages. For a compacted topic, these are offsets in the
     compaction log.
     """
 

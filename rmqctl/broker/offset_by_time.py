@@ -91,8 +91,8 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset that a 4.9.3 broker returns: the offset of the entry nearest in time,
-    or the earlier offset if two entries are equally near.
+    """Return the queue offset of the entry nearest in time, as a 4.9.3 broker does. Of two entries
+    that are equally near, the earlier counts.
 
     ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """
@@ -217,8 +217,8 @@ def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
 
 def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
                time_of: Callable[[int], int]) -> int:
-    """Return the first (with ``upper``: the last) queue offset of the run of entries around ``row``
-    that have the store time ``when``.
+    """Return the first (with ``upper``: the last) queue offset of the run around ``row``. All
+    entries of the run have the store time ``when``.
     """
     step, limit = (1, high) if upper else (-1, low)
     while row != limit and time_of(row + step) == when:
@@ -231,10 +231,12 @@ def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: 
     """Return the queue offset that a 5.3.3 broker returns for a batch consume queue, clamped to
     [first, end].
 
-    The broker searches the last file that begins at or before ``when`` (otherwise the first file),
-    and returns the base offset of its first entry stored at or after ``when``. If all entries of
-    the file are older, it returns the base offset of the last entry. With ``upper``, it uses a
-    different search for the same entry, and returns ``first`` if that search fails.
+    The broker searches the last file that begins at or before ``when``, or else the first file. The
+    result is the base offset of the first entry stored at or after ``when``. If all entries of the
+    file are older, the result is the base offset of the last entry.
+
+    With ``upper``, the broker uses a different search for the same entry. The result is ``first``
+    if that search fails.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

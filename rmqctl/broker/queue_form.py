@@ -57,8 +57,10 @@ def is_likely_file(store: Store) -> bool:
 
 
 def require_proven(store: Store) -> None:
-    """Raise RefusedError if messages may not be appended to a store, because its consume queues
-    would be created in files while the checkpoint suggests RocksDB.
+    """Raise RefusedError if messages may not be appended to a store without consume queues.
+
+    This is the case if the checkpoint suggests RocksDB, because the queues would be created in
+    files.
     """
     if is_unproven(store) and not is_likely_file(store):
         raise RefusedError(
@@ -69,7 +71,7 @@ def require_proven(store: Store) -> None:
 
 def _is_told(sizes: Sizes) -> bool:
     """Return whether an option or the configuration file determines the form of the consume queues.
-    A size of queue files also determines the form.
+    A size of queue files is such an option.
     """
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)

@@ -1,11 +1,11 @@
-"""A broker's recovery of the log: where it starts, which records it accepts, and where it ends the
-log.
+"""A broker's recovery of the log: its start, the accepted records, and the end of the log.
 
 spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
-(spec: commitlog.md §9). It does not check a record's physicalOffset, accepts a blank record of any
-size, and continues after a missing file. The frame scanner does most of the work. Only where the
-scanner finds no provable record, single records are checked in the way in which a broker checks
-them.
+(spec: commitlog.md §9). A broker does not check a record's physicalOffset, accepts a blank record
+of any size, and continues after a missing file.
+
+The frame scanner does most of the work. Where the scanner finds no provable record, single records
+are checked like a broker checks them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
 
 
 class RecoveredLog(NamedTuple):
-    """The log after a recovery, in physical offsets: the ``start`` of the file at which recovery
-    began, the ``end`` of the log, and the accepted records with a wrong physicalOffset.
+    """The log after a recovery, in physical offsets.
+
+    ``start``: start of the file at which recovery began.
+    ``end``: end of the log.
+    ``misplaced``: the accepted records with a wrong physicalOffset.
     """
 
     start: int
@@ -110,8 +113,10 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 def ended_by_repair(store: Store) -> CutOff | None:
     """Return the offset at which a repair has truncated the log, if a broker ends the log at the
-    same offset; otherwise None. The repair's own note is not sufficient, because a newer broker may
-    accept records that an older one rejects.
+    same offset; else None.
+
+    The repair's own note is not sufficient: a newer broker may accept records that an older broker
+    rejects.
     """
     cut = store.cut_off
     if cut is None:
@@ -137,9 +142,10 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
-    """Return whether recovery begins at the offset at which the consume queues end. This is the
-    case after a clean stop (5.3.2+), and also after an unclean stop if the queues are in RocksDB,
-    because their entries are not flushed at once.
+    """Return whether recovery begins at the offset at which the consume queues end.
+
+    This is the case after a clean stop (5.3.2+). If the queues are in RocksDB, this is also the
+    case after an unclean stop, because queue entries are not flushed at once.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
@@ -147,9 +153,10 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """Return the number of the file in which recovery starts, and the reason. ``max_physic``: the
-    physical offset up to which the log was dispatched, used if `by_rows`. ``clean``: whether the
-    last stop was clean; None: determined from the store.
+    """Return the number of the file in which recovery starts, and the reason.
+
+    ``max_physic``: the physical offset up to which the log was dispatched, used if `by_rows`.
+    ``clean``: whether the last stop was clean; None: determined from the store.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
@@ -207,11 +214,15 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 class RecoveryWalk:
     """Iterator over the records that a broker accepts, beginning at the start of file ``number``.
 
-    After the iteration, ``end`` is the offset at which it stopped (the end of the log for the
-    broker), ``stop`` the reason, ``last_valid`` the start of the last accepted record (None if no
-    record was accepted), and ``misplaced`` the offsets of accepted records with a wrong
-    physicalOffset. Each misplaced record is yielded in a separate batch that keeps its wrong
-    physicalOffset; ``odd`` is True while that batch is processed.
+    These attributes are valid after the iteration:
+
+    ``end``: the offset at which the iteration stopped: the end of the log for the broker.
+    ``stop``: the reason.
+    ``last_valid``: the start of the last accepted record, or None.
+    ``misplaced``: the offsets of accepted records with a wrong physicalOffset.
+
+    Each misplaced record is yielded in a batch of its own, with its wrong physicalOffset. ``odd``
+    is True while that batch is processed.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
@@ -288,8 +299,8 @@ class RecoveryWalk:
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
-        """Return the number of records of a batch up to the first that a broker rejects, and the
-        reason for the rejection ("" if it accepts all).
+        """Return the number of records of a batch before the first record that a broker rejects,
+        and the reason for the rejection ("" if all are accepted).
         """
         if not len(batch):
             return 0, ""
@@ -427,8 +438,10 @@ class ReputWalk:
     """Iterator over the records of ``[start, end)`` that the run-time dispatcher accepts.
 
     The dispatcher reads no bodies, and continues with the next file after an unreadable record.
+
     ``stuck``: the physical offset at which the dispatcher waits forever because no file contains
-    that offset; otherwise None. ``odd``: as in `RecoveryWalk`.
+    that offset, or None.
+    ``odd``: as in `RecoveryWalk`.
     """
 
     def __init__(self, log: CommitLog, start: int, end: int, version: BrokerVersion) -> None:
@@ -479,10 +492,10 @@ class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
     ``behind``: if not None, only records that start after this physical offset are dispatched.
-    ``reput``: whether the run-time dispatcher, which reads no bodies and skips unreadable records,
-    dispatches them after recovery. ``positions``: for each plain queue, before these records are
-    dispatched: the queue offset after its last entry, and the physical offset up to which the log
-    was dispatched.
+    ``reput``: whether the run-time dispatcher dispatches the records after recovery. This
+    dispatcher reads no bodies and skips unreadable records.
+    ``positions``: for each plain queue, before the dispatch: the queue offset after its last entry,
+    and the physical offset up to which the log was dispatched.
     """
 
     start: int

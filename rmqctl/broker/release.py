@@ -15,9 +15,11 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The release of a store's broker. ``release``: the release whose rules apply; ``proven``:
-    whether it is certain. ``candidates``: all releases that may start on the store, with
-    ``release`` first.
+    """The release of a store's broker.
+
+    ``release``: the release whose rules apply.
+    ``proven``: whether this release is certain.
+    ``candidates``: all releases that may start on the store, with ``release`` first.
     """
 
     release: str

@@ -116,9 +116,8 @@ class Settings:
 
 
 MIN_COMMITLOG = 1 << 10
-"""Minimum size of a commitlog file in bytes. The fixed part of a record with IPv6 hosts, the
-longest topic that a broker accepts and the blank record at the file's end need 250 bytes; the rest
-is for properties and body.
+"""Minimum size of a commitlog file in bytes. Blank record, fixed part and longest topic need 250
+bytes; the rest is for properties and body.
 """
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2
@@ -196,16 +195,19 @@ class BrokerConfig:
 
 def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] | None = None,
             files: bool = True) -> BrokerConfig:
-    """Return the configuration for an opened store.
+    """Return the configuration for an opened store. Values come from these sources, the first that
+    has the value:
 
-    In order of priority, values come from ``given`` (names of `Settings`; None: not given),
-    ``store.json``, ``shown`` (values determined from the store), the sizes of its files, and a
-    broker's defaults. The number of slots and entries that existing index files prove has priority
-    over ``store.json``, and sizes in ``store.sizes.conf`` that contradict the files are ignored.
-    ``files``: whether to determine the sizes of existing files.
+    * ``given`` (names of `Settings`; None: not given), except sizes in ``store.sizes.conf`` that
+      contradict the files
+    * numbers of slots and entries that existing index files prove
+    * ``store.json``
+    * ``shown`` (values determined from the store)
+    * the sizes of the store's files, if ``files`` is true
+    * a broker's defaults
 
-    Raises: UsageError for an unknown version, RefusedError if ``store.json`` is unreliable:
-    guessing sizes could ruin the store.
+    Raises: UsageError for an unknown version; RefusedError if ``store.json`` is unreliable, because
+    guessed sizes could ruin the store.
     """
     chosen = {name: value for name, value in given.items()
               if value is not None and not store.sizes.is_refuted(name, value)}

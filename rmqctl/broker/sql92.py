@@ -1,14 +1,18 @@
 """SQL92 filters, compiled and evaluated as a broker does (spec: remoting.md §3.1).
 
 Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 lacks CONTAINS, STARTSWITH
-and ENDSWITH. The broker's oddities are reproduced. A property is text; to be compared with a
-number, it must be a number of the same type (32 bits, 64 bits, double). If two values cannot be
-compared, the entire evaluation ends, even within NOT and OR, and the message does not match. Text
-after a complete condition is ignored (``a = 1 b = 2`` is ``a = 1``). ``0.0`` does not compile.
+and ENDSWITH. The broker's oddities are reproduced:
+
+* A property is text. In a comparison with a number, the text must be a number of the same type (32
+  bits, 64 bits, double).
+* If two values cannot be compared, the entire evaluation ends, even within NOT and OR. The message
+  then does not match.
+* Text after a complete condition is ignored (``a = 1 b = 2`` is ``a = 1``).
+* ``0.0`` does not compile.
 
 The cost is bounded, because filters and properties come from untrusted clients. The time to compile
-a filter is proportional to its length, the time to match a message is proportional to the number of
-conditions, and only parentheses cause recursion, up to a limit.
+a filter is proportional to its length. The time to match a message is proportional to the number of
+conditions. Only parentheses cause recursion, up to a limit.
 """
 
 from __future__ import annotations
@@ -108,8 +112,10 @@ _LINE_END = re.compile(r"[\n\r]")
 
 
 class _Token(NamedTuple):
-    """A token. ``kind``: the name of a group in `_TOKEN`, a keyword, a sign, or "end". ``at``:
-    position of the token in the filter.
+    """A token.
+
+    ``kind``: the name of a group in `_TOKEN`, a keyword, a sign, or "end".
+    ``at``: position of the token in the filter.
     """
 
     kind: str
@@ -239,9 +245,10 @@ class _Compiler:
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Emit the step that combines two operands with the function ``holds``. Complete step
-        number ``place`` (see `_unless`), so that it skips the second operand if the first one
-        equals ``decided``.
+        """Emit the step that combines two operands with the function ``holds``.
+
+        Complete step number ``place`` (see `_unless`): the step skips the second operand if the
+        first operand equals ``decided``.
         """
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)

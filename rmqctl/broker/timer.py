@@ -55,9 +55,13 @@ _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 
 class TimerUnits(NamedTuple):
-    """Units of the timer log by column: position in the timer log, slot (time / precision),
-    position of the slot's previous unit, physical offset and size of the message, and the change of
-    the slot's message count.
+    """Units of the timer log by column.
+
+    ``position``: position in the timer log.
+    ``slot``: slot (time / precision).
+    ``previous``: position of the slot's previous unit. ``physical``, ``size``: physical offset and
+    size of the message.
+    ``step``: change of the slot's message count.
     """
 
     position: Array
@@ -97,12 +101,19 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class TimerStart:
-    """The effect of a startup on the pending timed messages. ``skipped``, ``unreachable`` and
-    ``gone``: number of messages that are never delivered, by reason.
+    """The effect of a startup on the pending timed messages, as numbers of messages.
 
-    ``skipped``: overdue by more than 7 days; ``unreachable``: the broker finds them in no slot;
-    ``gone``: not in the commitlog. ``waiting``: number of messages that are not in the timer log
-    yet; the broker enqueues them after the startup, starting at queue offset ``next_row``.
+    These messages are never delivered:
+
+    ``skipped``: overdue by more than 7 days.
+    ``unreachable``: the broker finds them in no slot.
+    ``gone``: not in the commitlog.
+
+    Other fields:
+
+    ``waiting``: messages that are not in the timer log yet. The broker enqueues these after the
+    startup.
+    ``next_row``: queue offset of the first of these messages.
     ``read_from``: the first time (ms) at which a broker starts reading the wheel.
     """
 
@@ -334,8 +345,11 @@ class TimerFiles:
         return end
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
-        """Return the queue offset at which the broker continues, the physical offset of the message
-        at that queue offset, and the number of messages that the broker enqueues from there.
+        """Return where and what the broker enqueues again:
+
+        * queue offset at which the broker continues
+        * physical offset of the message at that queue offset
+        * number of messages from there
         """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:
@@ -352,8 +366,8 @@ class TimerFiles:
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
-        """Return the queue offset after that of the last unit's message; the queue offset in
-        timercheck if the last unit or its message is missing.
+        """Return the queue offset after the message of the last unit. If the unit or its message is
+        missing, return the queue offset in timercheck.
         """
         last = None
         for _, page in self.pages(max(len(self.files) - 2, 0)):

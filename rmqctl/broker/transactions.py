@@ -40,8 +40,8 @@ _MAX_OP_BYTES = 1 << 16
 
 
 def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
-    """Return the time in ms during which the broker should not check a half message, as requested
-    by its producer; None if the producer requests nothing.
+    """Return the time in ms during which a half message should not be checked; None if its producer
+    requests no such time.
     """
     text = properties.get(IMMUNITY)
     if text is None:

@@ -96,7 +96,7 @@ class BrokerVersion:
     # Settings of its configuration.
     forces_property_crc: bool = False
     """True if the broker truncates the log at a record whose appended CRC is missing or does not
-    match (forceVerifyPropCRC); it then does not check the body CRC.
+    match (forceVerifyPropCRC). Such a broker does not check the body CRC.
     """
 
 
@@ -135,7 +135,8 @@ RELEASES = (
 @dataclass(frozen=True, slots=True)
 class ReleaseDifference:
     """A difference between the releases ``first`` to ``last`` and the profile of their line.
-    ``rules``: fields of `BrokerVersion` with other values; if empty, rmqctl does not cover the
+
+    ``rules``: fields of `BrokerVersion` with other values. If empty, rmqctl does not cover the
     difference.
     """
 

@@ -16,8 +16,9 @@ SMALL_LOG = 64 << 20
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """Return the view of ``store`` that a broker of ``version`` (None: the store's own) would have.
-    For a DLedger log, the view is the state after DLedger's recovery. It includes entries that may
-    not be committed, because only the DLedger group knows which entries are committed.
+
+    For a DLedger log, this is the view after DLedger's recovery. Some entries in it may not be
+    committed: only the DLedger group knows which entries are committed.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -34,11 +35,11 @@ def _ledger_end(store: Store) -> int:
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
-    """Return the view ``disk`` or ``broker``. ``kind`` may also be ``auto``, for answers that
-    imitate a broker.
+    """Return the view ``disk`` or ``broker``.
 
-    ``auto`` selects the broker's view for a small log, and the disk view for a large log, because
-    finding the offset at which a broker ends a large log would require a scan of gigabytes.
+    ``kind``: ``disk``, ``broker``, or ``auto`` for answers that imitate a broker. ``auto`` selects
+    the broker's view for a small log. For a large log, ``auto`` selects the disk view, because the
+    broker's end of the log could only be found by a scan of gigabytes.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end
@@ -51,8 +52,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
 
 
 def after_start(store: Store, kind: str) -> View:
-    """Return the view for a plan after which a broker starts: the broker's view, or the disk view
-    if ``kind`` is ``disk`` or the consume queues cannot be read.
+    """Return the view for a plan after which a broker starts. This is the broker's view, or the
+    disk view if ``kind`` is ``disk`` or the consume queues cannot be read.
     """
     return view_of(store, "disk" if kind == "disk" or not store.layout.reads("consumequeue")
                    else "broker")

@@ -76,10 +76,11 @@ class Output:
              lang: str = ENGLISH, every: bool = False) -> Output:
         """Return an output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
-        ``lang``: the language of texts for people. ``every``: whether pages list all of many
-        similar entries. ``quiet``: 1 suppresses notes and progress, 2 also warnings. ``verbose``: 1
-        shows debug lines. ``stdout``, ``stderr``: by default those of the process, which may be
-        closed.
+        ``quiet``: 1 suppresses notes and progress, 2 also warnings.
+        ``verbose``: 1 shows debug lines. ``stdout``, ``stderr``: by default those of the process,
+        which may be closed.
+        ``lang``: the language of texts for people.
+        ``every``: whether pages list all of many similar entries.
         """
         out = sys.stdout if stdout is None else stdout
         return cls(
@@ -128,11 +129,15 @@ class Output:
              render: Render | None = None, styles: Styles | None = None) -> int:
         """Show ``rows`` as they are produced; return their number.
 
-        json and jsonl write all fields of each row. csv and tsv write ``columns`` (None: the keys
-        of the first rows), as do the formats for people unless ``brief`` names fewer columns.
-        ``render`` maps a column to a function that formats the values of the column for people,
-        ``styles`` to a function that returns the style of a value on a terminal. ``title``, and
-        ``empty`` (a note on stderr if there are no rows), are shown only in the formats for people.
+        json and jsonl write all fields of each row. csv and tsv write ``columns``. The formats for
+        people write ``brief`` or, without ``brief``, ``columns``.
+
+        ``columns``: None for the keys of the first rows.
+        ``render``: for a column, a function that formats its values for people.
+        ``styles``: for a column, a function that returns the style of a value on a terminal.
+        ``title``: shown only in the formats for people.
+        ``empty``: a note on stderr if there are no rows, only in the formats for people.
+
         If `is_json`, many rows may be passed as one `Encoded`. The row ``FLUSH`` lets all earlier
         rows be written. At most one page of rows is in memory.
         """

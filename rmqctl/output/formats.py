@@ -38,10 +38,11 @@ class PageWriter(FormatWriter, Protocol):
 class Format(NamedTuple):
     """Properties of a format for commands.
 
-    ``is_data``: whether the format is for programs, and so is complete and in UTF-8. ``is_flat``:
-    whether a row has only cells, without nested values. ``streams``: whether every row is usable as
-    soon as it is written. ``is_json``: whether a row is a JSON object. ``module``: the module with
-    the function ``writer(name, target)``.
+    ``module``: the module with the function ``writer(name, target)``.
+    ``is_data``: whether the format is for programs: complete, and in UTF-8.
+    ``is_flat``: whether a row has only cells, without nested values.
+    ``streams``: whether every row is usable as soon as it is written.
+    ``is_json``: whether a row is a JSON object.
     """
 
     module: str

@@ -63,9 +63,10 @@ _HEADER_PADDING = 2
 class Human(ABC):
     """A page for people, to which a command writes.
 
-    ``width``: in terminal columns. ``unicode``: whether block and box characters can be shown.
-    ``colour``: whether styles have an effect. ``every``: whether to list all of many similar
-    entries.
+    ``width``: in terminal columns.
+    ``unicode``: whether block and box characters can be shown.
+    ``colour``: whether styles have an effect.
+    ``every``: whether to list all of many similar entries.
     """
 
     def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None,

@@ -91,12 +91,14 @@ def can_encode(stream: Any, sample: str) -> bool:
 
 
 class Sink:
-    """A text stream. ``encoding``: encoding to use instead of that of ``stream``.
+    """A text stream.
+
+    ``encoding``: encoding to use instead of that of ``stream``.
+    ``before_write``: called before each write, to clear a progress bar from the screen.
 
     Characters that the encoding lacks become backslash escapes. UTF-8 lacks only lone surrogates,
-    and their backslash escapes are also valid in JSON. ``before_write`` is called before each
-    write, to clear a progress bar from the screen. Writing raises BrokenPipeError if the reader has
-    exited, StoreIOError for any other failure.
+    and their backslash escapes are also valid in JSON. Writing raises BrokenPipeError if the reader
+    has exited, StoreIOError for any other failure.
     """
 
     def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:

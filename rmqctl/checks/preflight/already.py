@@ -142,9 +142,12 @@ class AlreadyLost:
     # -- along the walks ------------------------------------------------------------------------
 
     def look(self, batch: Batch, *, spans: bool = True, accepted: bool = True) -> None:
-        """Process a batch of a scan. ``spans``: whether bytes between its records count as damage
-        (False if a broker accepts them). ``accepted``: whether the batch was read by the recovery
-        that determines the end of the log; only relevant if ``spans`` is False.
+        """Process a batch of a scan.
+
+        ``spans``: whether bytes between records of the batch count as damage (False if a broker
+        accepts these bytes).
+        ``accepted``: whether the batch was read by the recovery that determines the end of the log.
+        Only relevant if ``spans`` is False.
         """
         # The last two records that recovery accepts.
         if not spans and accepted:
@@ -440,9 +443,11 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Return a boolean array: whether each entry proves a lost message, that is, points to no
-        message and agrees with its neighbours. ``place``: the positions that adjacent entries point
-        to. ``low``: position before which entries are expired.
+        """Return for each entry whether it proves a lost message (bool): the entry points to no
+        message and agrees with its neighbours.
+
+        ``place``: the positions that adjacent entries point to.
+        ``low``: position before which entries are expired.
         """
         gone = self.gone(place) & (place >= low)
         if not gone.any():
@@ -559,8 +564,8 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Return, by topic, the number of lost messages that only committed offsets prove. Messages
-        that a repair has recorded as lost are not counted again.
+        """Return, by topic, the number of lost messages that only committed offsets prove. Losses
+        that a repair has recorded are subtracted.
         """
         inside = self._ends < ENDLESS
         positions = OffsetJudge(self._store, self._queues, WalkFacts(

@@ -16,9 +16,11 @@ IGNORE = "ignore"
 
 
 class StartEnvironment(NamedTuple):
-    """Clock and disk at startup. ``now``: time of the start (ms). ``disk_used``: assumed share of
-    the disk in use, 0 to 1 (None: the actual share). ``no_disk``: reason why the disk is not
-    judged; "" if it is judged.
+    """Clock and disk at startup.
+
+    ``now``: time of the start (ms).
+    ``disk_used``: assumed share of the disk in use, 0 to 1 (None: the actual share).
+    ``no_disk``: reason why the disk is not judged, or "".
     """
 
     now: int

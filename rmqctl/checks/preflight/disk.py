@@ -2,9 +2,11 @@
 accepts messages.
 
 spec: recovery.md §12. The cleaner runs a minute after startup for the first time, then every 10
-seconds. Above one threshold of disk usage it deletes the oldest log files whatever their age; above
-another threshold the broker rejects messages. Files older than ``fileReservedTime`` are deleted in
-the hour of ``deleteWhen``, or at once if disk usage is above ``diskMaxUsedSpaceRatio``.
+seconds. Two thresholds of disk usage apply: above one, the cleaner deletes the oldest log files of
+any age; above the other, the broker rejects messages.
+
+Files older than ``fileReservedTime`` are deleted in the hour of ``deleteWhen``. Above the disk
+usage ``diskMaxUsedSpaceRatio``, they are deleted at once.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ HOUR = 3_600_000
 
 
 class Rules(NamedTuple):
-    """Limits of a broker's cleaner; ratios are shares of disk usage. ``forces``: whether the
-    cleaner deletes files before they expire if the disk is full. ``batch``: maximum number of such
-    files that it deletes in a run.
+    """Limits of a broker's cleaner; ratios are shares of disk usage.
+
+    ``forces``: whether the cleaner deletes files before they expire if the disk is full.
+    ``batch``: maximum number of such files that the cleaner deletes in a run.
     """
 
     reserved_hours: int
@@ -158,8 +161,10 @@ class FileSystem:
 
 
 def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
-    """Return the file system of the log (the least full one if the log has several folders), and
-    the file system of the queues. ``used_ratio``: usage to assume (None: the actual usage).
+    """Return the file systems of the log and of the queues. If the log has several folders, the
+    least full file system is returned.
+
+    ``used_ratio``: usage to assume (None: the actual usage).
     Raises: StoreIOError.
     """
     try:
@@ -201,8 +206,10 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
 
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: StartEnvironment,
              messages: int | None = None) -> tuple[DiskUse, bool]:
-    """Return which of the deletable log ``files`` the cleaner deletes, and whether the broker
-    rejects messages. ``messages``: number of messages in the log (None: unknown).
+    """Return (the files that the cleaner deletes, whether the broker rejects messages).
+
+    ``files``: the deletable log files.
+    ``messages``: number of messages in the log (None: unknown).
     Raises: StoreIOError.
     """
     # Expired files, and files deleted because the disk is full.
@@ -263,9 +270,12 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """Simulate runs of the cleaner until a run deletes no file. Return the number of files deleted
-    whatever their age, the initial disk usage (0 to 1), whether the broker rejects messages, and
-    whether expired files are deleted at once.
+    """Simulate runs of the cleaner until a run deletes no file. Return four values:
+
+    * the number of files deleted at any age
+    * the initial disk usage (0 to 1)
+    * whether the broker rejects messages
+    * whether expired files are deleted at once
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
@@ -294,8 +304,10 @@ def allocated(file: StoreFile) -> int:
 
 
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
-    """Return the number of messages that begin in these files. If the queues have as many entries
-    as the log has ``messages`` (None: unknown), the entries are counted; else the files are read.
+    """Return the number of messages that begin in these files.
+
+    Queue entries are counted if the log has as many messages, or if ``messages`` is None (unknown).
+    If not, the files are read.
     """
     if not files:
         return 0

@@ -45,9 +45,10 @@ class _UnusualError(Exception):
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:
-    """Return the number of lost messages that entries, index, consumer offsets or the log itself
-    prove, as `preflight` counts them; None if it cannot be derived from ``seen``, the results of a
-    pass over the whole log.
+    """Return the number of lost messages, as `preflight` counts them. None if the number cannot be
+    derived from ``seen``.
+
+    ``seen``: results of a pass over the whole log.
     Raises: StoreIOError, UsageError.
     """
     release = judged(store).release
@@ -226,8 +227,11 @@ class _LossCount:
     # -- messages ---------------------------------------------------------------------------------
 
     def _without_entry(self) -> tuple[_MessageColumns, _MessageColumns, Array]:
-        """Return the intact messages whose entry is missing or points elsewhere, the records with
-        damaged bodies, and a boolean array: whether each of these records has its entry.
+        """Return three values:
+
+        * the intact messages whose entry is missing or points elsewhere
+        * the records with damaged bodies
+        * a boolean array: whether each of these records has its entry
         """
         loose: list[tuple[int, int, int, int]] = []
         for number, tally in self._tallies.items():

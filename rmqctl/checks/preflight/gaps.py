@@ -40,8 +40,10 @@ class OffsetGap(NamedTuple):
 
 @dataclass(slots=True)
 class _RecordRun:
-    """A gapless run of records of a queue: positions ``low`` and ``high`` of the first and the last
-    record, and half-open range ``[first, end)`` of queue offsets.
+    """A gapless run of records of a queue.
+
+    ``low``, ``high``: positions of the first and the last record. ``first``, ``end``: half-open
+    range ``[first, end)`` of queue offsets.
     """
 
     low: int
@@ -106,9 +108,12 @@ class LogGaps:
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array, places: Array) -> None:
-        """Add a queue without a scan. ``pieces``: its messages as gapless runs (position of the
-        first message, first queue offset, position of the last message, queue offset after it).
-        ``damaged``: queue offsets in damaged records. ``places``: positions of these records.
+        """Add a queue without a scan.
+
+        ``pieces``: the queue's messages as gapless runs. Each run is (position of the first
+        message, first queue offset, position of the last message, queue offset after the run).
+        ``damaged``: queue offsets in damaged records.
+        ``places``: positions of these records.
         """
         self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
         if len(damaged):

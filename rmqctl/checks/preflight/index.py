@@ -46,8 +46,9 @@ class LoadedIndex:
     """
 
     def __init__(self, store: Store, clean: bool, trusted_until: int) -> None:
-        """``clean``: whether the last shutdown was clean. ``trusted_until``: index time (ms) of the
-        checkpoint; after an unclean shutdown, files that end later are discarded.
+        """``clean``: whether the last shutdown was clean.
+        ``trusted_until``: index time (ms) of the checkpoint. After an unclean shutdown, index files
+        that end later are discarded.
         """
         self._most = _shape(store).max_entries
         self._topics = text.Dictionary()

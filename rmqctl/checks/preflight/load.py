@@ -199,8 +199,8 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
 
 
 def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
-    """Process a file that does not fit the sequence; a broker deletes the file if it is empty and
-    the last one.
+    """Process a file that does not fit the sequence. Some brokers delete such a file if it is last
+    and empty.
     """
     name = os.path.basename(odd.path)
     if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):

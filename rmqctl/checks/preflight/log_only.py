@@ -1,9 +1,10 @@
-"""Prediction for a store whose consume queues have an unsupported format, from the log, the small
-files and the file names alone (spec: rocksdb.md §4, recovery.md §2-§4).
+"""Prediction for a store whose consume queues have an unsupported format.
 
-The file at which recovery begins depends on the consume queues. So the end of the log is determined
-for every file at which recovery may begin. If all these ends are equal, the end is known; otherwise
-only messages beyond the last of these ends are certainly lost.
+spec: rocksdb.md §4, recovery.md §2-§4. Only the log, the small files and the file names are used.
+
+The file at which recovery begins depends on the consume queues. The end of the log is therefore
+determined for every file at which recovery may begin. If these ends are equal, the end is known. If
+not, only messages beyond the last of these ends are certainly lost.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ CONFIG = "config"
 
 
 class End(NamedTuple):
-    """The end of the log (a physical offset) if recovery begins in one of the files ``first`` to
-    ``last`` (numbers), and the reason for this end.
+    """The end of the log, if recovery begins in one of the files ``first`` to ``last``.
+
+    ``first``, ``last``: numbers of files.
+    ``offset``: physical offset of the end.
+    ``why``: the reason for this end.
     """
 
     first: int

@@ -13,9 +13,11 @@ from rmqctl.store.store import Store
 
 def losses(store: Store, plan: PlannedLosses | None = None,
            progress: Callable[[int], None] | None = None) -> Losses:
-    """Return the numbers of messages of a store that are lost, would be lost by the next startup,
-    are undecided, or were replaced. ``plan``: a repair whose result is included. Reads the whole
-    log and passes the number of bytes read to ``progress``.
+    """Return the numbers of lost, undecided and replaced messages, and of messages that the next
+    startup would lose. Reads the whole log.
+
+    ``plan``: a repair whose result is included.
+    ``progress``: receives the number of bytes read.
     Raises: StoreIOError.
     """
     account = preflight(store, progress=progress).account

@@ -1,5 +1,8 @@
-"""Intact messages that a start loses: messages that it truncates, messages in the log without a
-consume queue entry, and messages in only one of several files with the same name.
+"""Intact messages that a start loses:
+
+* messages that the start truncates
+* messages in the log without a consume queue entry
+* messages in only one of several files with the same name
 """
 
 from __future__ import annotations
@@ -169,7 +172,7 @@ class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
     ``superseded``: number of messages beyond the end whose queue offset belongs to a message before
-    the end. They are left from an earlier truncation, and are not counted as lost.
+    the end. An earlier truncation left these messages. They are not counted as lost.
     """
 
     def __init__(self, queues: RecoveredQueues, end: int) -> None:
@@ -243,8 +246,8 @@ class TruncatedMessages(_Topics):
 
 
 def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
-    """Yield parts of a batch, each of which ends at a position with undecided records, so that
-    messages are listed in log order.
+    """Yield parts of a batch, each up to a position with undecided records. Messages are then
+    listed in log order.
     """
     cuts = [(number, int(np.searchsorted(batch.offset, span.offset)))
             for number, span in enumerate(batch.spans, 1) if span.doubtful]
@@ -345,8 +348,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Return a boolean array: whether each message has an entry at its queue offset. In most
-        stores all messages have this entry, so the check is optimized for that case.
+        """Return for each message whether an entry exists at its queue offset (bool). This check is
+        optimized for stores in which all messages have this entry.
         """
         # Queue by queue in the order of queue offsets: one read for each, if the offsets are close.
         order = np.lexsort((offset, number))

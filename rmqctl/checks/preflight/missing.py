@@ -24,9 +24,12 @@ from rmqctl.store.store import Store
 
 
 class MissingMessages(NamedTuple):
-    """Numbers of messages that a store has lost. ``known_lost``: messages that entries, index or
-    consumer offsets show but the log lacks (None: unknown). ``in_repairs``: messages that repairs
-    dropped. ``discarded``: undecided records that repairs dropped.
+    """Numbers of messages that a store has lost.
+
+    ``known_lost``: messages that entries, index or consumer offsets show but the log lacks (None:
+    unknown).
+    ``in_repairs``: messages that repairs dropped.
+    ``discarded``: undecided records that repairs dropped.
     """
 
     known_lost: int | None = None
@@ -50,9 +53,11 @@ class MissingMessages(NamedTuple):
 def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> MissingMessages:
     """Return the numbers of messages that a store has lost, as `preflight` counts them.
 
-    ``damaged``: whether the caller has found damage in the log. Without damage and without missing
-    log files, only messages after the end of the log can be lost, so the log is not read again.
-    ``seen``: results of a complete verification; if they suffice, the log is not read again either.
+    ``damaged``: whether the caller has found damage in the log.
+    ``seen``: results of a complete verification.
+
+    The log is not read again if ``seen`` is sufficient, or if the log is undamaged and complete.
+    Such a log can lack messages only after its end.
     """
     if not store.layout.reads(LOG):
         return MissingMessages()
@@ -71,8 +76,10 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
 
 
 class Beyond(NamedTuple):
-    """Lost messages after a position in the log: their number, and the positions (``places``) of
-    the messages that entries or the index show.
+    """Lost messages after a position in the log.
+
+    ``messages``: number of lost messages.
+    ``places``: positions of the lost messages that entries or the index show.
     """
 
     messages: int = 0
@@ -95,8 +102,9 @@ def known_beyond(store: Store, end: int) -> Beyond:
 
 
 def known_by_offsets(store: Store) -> int:
-    """Return the number of lost messages that only committed offsets show; changing these offsets
-    hides the loss. 0 if the number cannot be determined.
+    """Return the number of lost messages that only committed offsets show; 0 if unknown.
+
+    Changing these offsets hides the loss.
     """
     try:
         return _predicted(store).account.by_offsets

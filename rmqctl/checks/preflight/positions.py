@@ -1,11 +1,16 @@
-"""Lost messages that only consumer offsets show; they have no entry and no record.
+"""Lost messages that only consumer offsets show. These messages have no entry and no record.
 
-A committed offset shows that there were messages before it, but not reliably: `config/` may be
-edited by hand, copied from another cluster, left over from a deleted topic of the same name, or
-damaged. So an offset beyond the known end of a queue counts only if other evidence shows that the
-log had more data, and if the log has space for that many missing messages. Space means the holes of
-the log, the rest of the last file after the end of the log, and one more file, which a broker
-creates in advance. Offsets that do not count are listed in ``positions_unclear``.
+A committed offset does not reliably prove messages before this offset. `config/` may be edited by
+hand, copied from another cluster, left over from a deleted topic of the same name, or damaged.
+
+An offset beyond the known end of a queue counts only under two conditions: other evidence shows
+that the log had more data, and the log has space for the missing messages. Space consists of:
+
+* the holes of the log
+* the rest of the last file after the end of the log
+* one more file, which a broker creates in advance
+
+Offsets that do not count are listed in ``positions_unclear``.
 """
 
 from __future__ import annotations
@@ -203,8 +208,10 @@ class OffsetJudge:
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
     def _is_recreated(self, number: int) -> bool:
-        """Return whether the queue begins at 0 although the log does not. The topic may have been
-        deleted and created again, so that offsets of the old topic prove nothing.
+        """Return whether the queue begins at 0 although the log does not.
+
+        The topic may then have been deleted and created again. Offsets of the old topic prove
+        nothing.
         """
         queue, log = self._queues.states[number].queue, self._facts.log
         if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:

@@ -69,18 +69,22 @@ _MAX_TOPICS = 3
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
               progress: Progress | None = None, machine: StartEnvironment | None = None,
               seen: RangeResult | None = None) -> Prediction:
-    """Return what a broker of ``broker_version`` does at startup (None: the version that the store
-    was created for, else the version that represents its generation).
+    """Return what a broker of ``broker_version`` does at startup.
 
-    ``not_judged`` of the result names the structures that rmqctl cannot read. If the format of the
-    consume queues is unsupported, only the log is judged. If the format of the configuration is
-    unsupported, everything else is judged. If the layout of the log is unclear, nothing is judged.
+    ``broker_version``: None for the version that the store was created for, else the version that
+    represents the store's generation.
+    ``full``: whether to search the whole log for messages without an entry. If false, only the part
+    that the broker reads is searched, until messages are known to be lost.
+    ``progress``: receives the number of bytes read since the last call.
+    ``machine``: clock and disk at startup. None: their effects are not predicted.
+    ``seen``: results of a verification pass over the log. A sound log is then not read again.
 
-    ``full``: whether to search the whole log for messages without an entry. Otherwise, only the
-    part that the broker reads is searched, and the search ends as soon as messages are known to be
-    lost. ``progress`` receives the number of bytes read since the last call. ``machine``: clock and
-    disk at startup (None: their effects are not predicted). ``seen``: results of a verification
-    pass over the log; if the log is sound, it is not read again.
+    ``not_judged`` of the result names the structures that rmqctl cannot read:
+
+    * If the format of the consume queues is unsupported, only the log is judged.
+    * If the format of the configuration is unsupported, everything else is judged.
+    * If the layout of the log is unclear, nothing is judged.
+
     Raises: UsageError for a version that cannot be predicted, StoreIOError if the log cannot be
     read.
     """

@@ -42,9 +42,13 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class BatchClaims:
-    """The entries that records of a batch should have in their own queues, as columns: queue number
-    (in `RecoveredQueues.states`), first queue offset, number of queue offsets, position of the
-    record, and its index in the batch.
+    """The entries that records of a batch should have in their own queues, as columns.
+
+    ``number``: queue number in `RecoveredQueues.states`.
+    ``offset``: first queue offset.
+    ``count``: number of queue offsets.
+    ``place``: position of the record.
+    ``record``: index of the record in the batch.
     """
 
     number: Array
@@ -294,7 +298,7 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
 
 def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
                     done: Array) -> None:
-    """Write entries at their own queue offsets, and record the last of them as the last entry of
+    """Write entries at their own queue offsets. The last entry becomes the recorded last entry of
     the queue (rocksdb.md §4).
     """
     part = part[offset[part] >= 0]

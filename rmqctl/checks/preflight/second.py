@@ -20,8 +20,10 @@ from rmqctl.store.store import Store
 
 def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
                  begun: int, reach: int) -> SecondStart | None:
-    """Return the prediction of the second start; None if that start keeps all messages. ``first``:
-    the prediction of the first start, whose recovery begins at physical offset ``begun``.
+    """Return the prediction of the second start; None if that start keeps all messages.
+
+    ``first``: the prediction of the first start.
+    ``begun``: physical offset at which recovery of the first start begins.
     ``reach``: physical offset that the consume queues reach after the first start.
     Raises: StoreIOError.
     """

@@ -37,8 +37,10 @@ _TELLING = ("commitlog", "consumequeue")
 
 
 class QueueChange(NamedTuple):
-    """A queue whose messages are dispatched again. ``added``: number of new entries. ``kept``:
-    names of the remaining files; the broker appends after the last of them.
+    """A queue whose messages are dispatched again.
+
+    ``added``: number of new entries.
+    ``kept``: names of the remaining files. The broker appends after the last of these files.
     """
 
     kind: str
@@ -53,9 +55,11 @@ class QueueChange(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """The metadata of consume queues in RocksDB. ``queues``: for each queue, the queue offset after
-    the last entry and the physical offset of the last message. ``checkpoint``: physical offset up
-    to which the log is dispatched.
+    """The metadata of consume queues in RocksDB.
+
+    ``queues``: for each queue, the queue offset after the last entry, and the physical offset of
+    the last message.
+    ``checkpoint``: physical offset up to which the log is dispatched.
     """
 
     queues: dict[tuple[str, int], tuple[int, int]]
@@ -75,9 +79,10 @@ class LostMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SecondStart:
-    """A clean start after the predicted start. Unlike the predicted start, it truncates the log at
-    ``truncate_to``: its recovery begins at ``start_file`` and reaches older damage
-    (``stop_reason``).
+    """A clean start after the predicted start, if only this second start truncates the log.
+
+    The recovery begins at ``start_file``, reaches older damage (``stop_reason``), and truncates the
+    log at ``truncate_to``.
     """
 
     start_file: str
@@ -104,11 +109,13 @@ class SecondStart:
 
 
 class DiskUse(NamedTuple):
-    """The cleaner's actions. ``deletes_files``: number of log files that the cleaner deletes in the
-    first minutes because the disk is full. ``expires_files``: number of files older than
-    ``fileReservedTime``. ``deletes_messages``, ``expires_messages``: numbers of the messages in
-    these files (None: unknown). ``used_ratio``: disk usage; None if the disk was not judged for the
-    reason ``not_judged``.
+    """The cleaner's actions.
+
+    ``used_ratio``: disk usage; None if the disk was not judged, for the reason ``not_judged``.
+    ``deletes_files``: number of log files that the cleaner deletes in the first minutes because the
+    disk is full.
+    ``expires_files``: number of files older than ``fileReservedTime``. ``deletes_messages``,
+    ``expires_messages``: numbers of messages in these files (None: unknown).
     """
 
     used_ratio: float | None
@@ -132,17 +139,20 @@ class DiskUse(NamedTuple):
 class Prediction:
     """The complete prediction. Offsets are physical, in bytes.
 
-    ``truncate_to``: where the log ends after the startup; None if the broker does not start. The
-    following fields are numbers. ``messages_lost``: intact messages that the startup truncates.
-    ``superseded``: intact messages beyond the end of the log, left by an earlier truncation, whose
-    queue offset now belongs to another message. ``unreachable``: messages that remain in the log
-    without a consume queue entry (None: only a part of the log was searched). ``rows_lost``: queue
-    entries that are deleted because the log is empty. ``messages_already_lost``: messages that
-    consume queues, index or committed offsets show but the log no longer contains; messages of an
-    unknown topic are not counted by topic.
+    ``truncate_to``: the end of the log after the startup; None if the broker does not start.
+    ``already_lost_from``, ``already_lost_to``: range of the store times (ms) of all messages that
+    are already lost; None: unknown.
 
-    All messages that are already lost were stored between ``already_lost_from`` and
-    ``already_lost_to`` (ms; None: unknown).
+    Numbers of messages:
+
+    ``messages_lost``: intact messages that the startup truncates.
+    ``superseded``: intact messages beyond the end of the log, left by an earlier truncation. Their
+    queue offsets now belong to other messages.
+    ``unreachable``: messages that remain in the log without a consume queue entry. None: only a
+    part of the log was searched.
+    ``rows_lost``: queue entries that are deleted because the log is empty.
+    ``messages_already_lost``: messages that consume queues, index or committed offsets show, but
+    that the log no longer contains. Messages of an unknown topic are not counted by topic.
     """
 
     broker_version: str
@@ -266,8 +276,8 @@ class Prediction:
     other_losses: list[Loss] = field(default_factory=list)
     """Losses outside the log, the consume queues and ``config/``; included in `losses`."""
     doomed: list[str] = field(default_factory=list)
-    """Paths of the files and folders of log, consume queues and index that the broker deletes, in
-    the order of deletion: relative to the root, or absolute.
+    """Paths of the files and folders that the broker deletes from log, consume queues and index, in
+    the order of deletion. Paths are relative to the root, or absolute.
     """
 
     noted: Noted | None = None
@@ -404,8 +414,8 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether brokers of all possible releases would start without losing anything. A
-        start that loses entries that prove an earlier loss is not harmless.
+        """Return whether brokers of all possible releases would start without losing anything.
+        Entries that prove an earlier loss may not be lost either.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
@@ -474,8 +484,10 @@ class Prediction:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the number of messages that are lost, would be lost or would have no entry, with
-        their topics and times and the number of all messages; None if no message is affected.
+        """Return the number of affected messages, with their topics and times, and the number of
+        all messages. None if no message is affected.
+
+        Affected messages are lost, would be lost, or would have no entry.
         """
         topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(
             self.unreachable_by_topic)

@@ -11,16 +11,19 @@ from rmqctl.scan.frames import Array, Span
 class WalkResults:
     """The data that `AlreadyLost.look` would collect in a scan of the whole log.
 
-    ``spans``: spans of bytes that are not records. ``places``: positions without intact data,
-    ``[start, end)``. ``end``: physical offset after the last intact message. ``accepted``: position
-    and store time (ms) of the last two records that recovery accepts. ``newest``: the latest store
-    time (ms) of an intact message.
+    ``spans``: spans of bytes that are not records.
+    ``places``: positions without intact data, ``[start, end)``.
+    ``end``: physical offset after the last intact message.
+    ``accepted``: position and store time (ms) of the last two records that recovery accepts.
+    ``newest``: the latest store time (ms) of an intact message.
 
-    By queue number: ``ends``, the queue offset after the last intact message; ``pieces``, runs of
-    adjacent messages (position of the first message, first queue offset, position of the last
-    message, queue offset after it); ``damaged``, queue offsets in damaged records, and the
-    positions of these records. ``sound``: numbers of the queues without damaged records in which
-    every entry points to a message.
+    By queue number:
+
+    ``ends``: the queue offset after the last intact message.
+    ``pieces``: runs of adjacent messages, each as (position of the first message, first queue
+    offset, position of the last message, queue offset after the run).
+    ``damaged``: queue offsets in damaged records, and the positions of these records.
+    ``sound``: queues without damaged records in which every entry points to a message.
     """
 
     spans: list[Span]

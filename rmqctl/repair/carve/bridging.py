@@ -1,8 +1,8 @@
 """Create fillers for missing parts of a carved log, like those of `recover`.
 
-A gap in the log gets a filler for each message that a queue lacks at this position, so that later
-messages keep their queue offsets. The rest of the gap gets fillers without a queue. A missing file
-gets at least one filler.
+A gap in the log gets a filler for each message that a queue lacks there. Later messages then keep
+their queue offsets. The rest of the gap gets fillers without a queue. A missing file gets at least
+one filler.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Bridge:
         return range(last + size if end % size else last, base, size), max(base, end)
 
     def _stretches(self, end: int, physical: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (start, end, whether fillers must reach the end) for each missing file, and for
-        each part of the gap that one filler can cover.
+        """Yield (start, end, whether fillers must reach the end) for each part of the gap to fill.
+        A part is a missing file, or a range that one filler can cover.
         """
         missing, at = self._missing(end, physical)
         for base in missing:

@@ -40,8 +40,8 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Minimum number of undecided records with the same shift that make it the shift of a log, if no
-log was found in the source.
+"""Minimum number of undecided records that make their common shift the shift of a log, if no log
+was found in the source.
 """
 
 
@@ -75,7 +75,7 @@ class CarveTally:
     unreadable_sources: int = 0
     astray: int = 0
     """Number of misplaced messages in files that are named like log files. Damage has moved these
-    messages; in a disk image, by contrast, misplaced messages are normal.
+    messages.
     """
     given: int = 0
     """Number of selected messages."""
@@ -292,12 +292,11 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Remove from a page the records that overlap messages already in place, mark these records
-        as misplaced, and return the other records.
+        """Remove from a page the records that overlap messages in place, and mark them as
+        misplaced. Return the other records.
 
-        If ``believed`` is true, the overlapping records are returned as well. The returned records
-        are remembered, so that later records that overlap them are removed; if ``only_look`` is
-        true, they are not remembered.
+        ``believed``: whether to return all records and mark none.
+        ``only_look``: if false, later records may not overlap the returned records.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))

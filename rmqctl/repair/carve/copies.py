@@ -1,9 +1,10 @@
 """Recognise copies of messages in a compaction log or a tier, if the original log is carved, too.
 
-A *run* consists of the records of a source that have the same shift. A file of a compaction log or
-a tier contains messages of one queue only, while a log mixes the messages of several queues. So a
-message in a run of a single queue is a copy if a run with several queues contains the same message
-at another physical offset.
+A *run* is the set of a source's records with the same shift. A run from a compaction log or a tier
+contains messages of one queue only. A run from a log mixes the messages of several queues.
+
+A message in a run of a single queue is a copy if a run with several queues contains the same
+message at another physical offset.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def identities(*columns: Array) -> Array:
 
 
 class ShiftQueues:
-    """The queue of each run of messages, or the fact that the run has several queues. Keys are
-    source and shift (physical offset minus position). At most a million runs are kept; copies in
-    later runs are not recognised.
+    """The queue of each run of messages, or a mark for runs with several queues.
+
+    The keys are source and shift (physical offset minus position). At most a million runs are kept.
+    Copies in later runs are not recognised.
     """
 
     def __init__(self) -> None:
@@ -85,8 +87,9 @@ class ShiftQueues:
 
     def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
         """Return the sorted identities of messages that occur both in a run of a single queue and
-        in a run with several queues. To limit memory, the identities are divided into ``parts``
-        groups, and only those of group ``part`` are compared.
+        in a run with several queues.
+
+        To limit memory, only one of ``parts`` groups of identities is compared: group ``part``.
         """
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]

@@ -36,8 +36,10 @@ _MAX_READS = 1 << 16
 
 
 class RecordChain(NamedTuple):
-    """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: size in bytes
-    of the end-of-file record or mark after them; 0 if neither follows.
+    """Consecutive records with one shift in positions ``[start, end)``.
+
+    ``file_end``: size in bytes of the end-of-file record or mark after the records; 0 without such
+    an end.
     """
 
     shift: int
@@ -99,8 +101,10 @@ class Chains:
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
         """Return the greatest possible end of the record at ``at``, where a log of this shift
-        breaks off: the position that the log's next record would have here. That next record must
-        be in another fragment, outside of positions ``[at, end)``; if it is not, return None.
+        breaks off.
+
+        This end is the position that the log's next record would have here. Return None if no such
+        record is in another fragment, outside of positions ``[at, end)``.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -108,8 +112,8 @@ class Chains:
         return int(physical[apart.argmax()]) - shift if apart.any() else None
 
     def goes_on(self, shift: int, at: int) -> int | None:
-        """Return the position at which a log of this shift continues after ``at``; None if it does
-        not continue within the maximum length of a record.
+        """Return the position at which a log of this shift continues after ``at``. Return None if
+        no such position is within the maximum length of a record.
         """
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift
@@ -149,10 +153,12 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """Return the end of the fragment that contains the first part of the record at ``at``, if
-        the rest of the record is in another fragment and ends at ``position``; else None. ``size``:
-        length of both parts together in bytes; in a DLedger log, including the entry headers before
-        and after the record.
+        """Return the end of the fragment with the first part of the record at ``at``, or None.
+
+        The rest of the record must end at ``position``, in another fragment.
+
+        ``size``: length of the record in bytes; in a DLedger log, including the entry headers
+        before and after the record.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

@@ -120,11 +120,11 @@ class Judge:
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
-        """Return the position of the first intact record from ``start`` on that is followed by
-        another record or by an end of the log.
+        """Return the position of the first intact record from ``start`` on after which another
+        record or an end of the log follows.
 
-        The result is ``end`` or more if no such record exists before ``end``. The searched range is
-        cached, so that each byte is searched only once.
+        Without such a record before ``end``, the result is ``end`` or more. The searched range is
+        cached: each byte is searched only once.
         """
         log_shift, low, high, stands = self._searched
         if log_shift != shift or not low <= start <= high:
@@ -142,11 +142,11 @@ class Judge:
         return end
 
     def behind(self, position: int, end: int) -> int:
-        """Return the position at which the search continues after the last record of a chain.
+        """Return the position at which the search continues after the last record of a chain. This
+        is ``end``, the end of the record, or the start of its topic.
 
         No CRC covers topic and properties. If these are not text, they were overwritten, and
-        another record may start in them; otherwise the search continues at ``end``, the end of the
-        record.
+        another record may start there.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:

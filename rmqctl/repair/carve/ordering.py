@@ -1,13 +1,14 @@
 """Determine the order in which carved messages are written, and the logs that become new stores.
 
-Records are written broker by broker, first the broker with the earliest message, and for each
-broker in log order. So queue offsets ascend within each queue, wherever the pieces of the log were
-found. A broker is recognised by its store host. If messages that follow each other without a gap
-have different store hosts, these hosts are one broker, which has several addresses or was moved.
+The broker with the earliest message comes first. The records of each broker are in log order. Queue
+offsets therefore ascend within each queue, wherever the pieces of the log were found.
 
-A message keeps its physical offset: fillers replace what is missing before it. If two messages have
-the same physical offset, they belong to different logs, and each log becomes a separate store.
-Copies in a compaction log or a tier (`rmqctl.repair.carve.copies`) are not written.
+A broker is recognised by its store host. If messages that follow each other without a gap have
+different store hosts, these hosts are the same broker, with several addresses or after a move.
+
+A message keeps its physical offset: fillers replace what is missing before the message. Two
+messages with the same physical offset belong to different logs, and each log becomes a separate
+store. Copies in a compaction log or a tier (`rmqctl.repair.carve.copies`) are not written.
 """
 
 from __future__ import annotations

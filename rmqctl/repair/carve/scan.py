@@ -2,13 +2,14 @@
 
 A record is recognised by its magic, by lengths that add up to its size, and by the CRC of its body.
 The *shift* of a record is the difference between its physical offset and its position in the
-source. Consecutive records of a log have the same shift. The scan follows one log, with the shift
-`log_shift`: consecutive records of this log are checked by column, as fast as a log is read.
-Elsewhere the scan searches for the next magic, and checks each candidate separately.
+source. Consecutive records of a log have the same shift.
 
-The inside of an intact record is its body and is never searched. If a log continues after damage of
-unknown length, `rmqctl.scan.damage.extents` determines which records may be part of a damaged
-record's body: such records are doubtful.
+The scan follows one log, with the shift `log_shift`. Consecutive records of this log are checked by
+column, as fast as a log is read. Elsewhere the scan searches for the next magic, and checks each
+candidate separately. The body of an intact record is never searched.
+
+After damage of unknown length, records may be part of a damaged record's body: such records are
+doubtful. `rmqctl.scan.damage.extents` determines these records.
 """
 
 from __future__ import annotations
@@ -47,14 +48,20 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class Scan:
-    """The records of one source (number ``number``). Iterate over `batches` before using the other
-    attributes.
+    """The records of one source. Iterate over `batches` before using the other attributes.
 
-    ``base``: the shift that the source's name implies; ``witness``: the entries of its store.
-    Places of records that `batches` does not yield: ``undecided`` (no log around them has their
-    shift), ``embedded`` (intact, inside a damaged record), ``damaged`` (lengths add up, but the CRC
-    does not match), ``doubtful`` (may be part of a damaged record's body). In these spools,
-    ``late`` is the position of the damage that makes a record embedded or doubtful.
+    ``number``: number of the source.
+    ``base``: the shift that the source's name implies.
+    ``witness``: the entries of the source's store.
+
+    These spools receive the places of records that `batches` does not yield:
+
+    ``undecided``: no log around the record has its shift.
+    ``embedded``: intact, inside a damaged record.
+    ``damaged``: the lengths add up, but the CRC does not match.
+    ``doubtful``: may be part of a damaged record's body.
+
+    For embedded and doubtful records, ``late`` is the position of the damage.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -87,8 +94,9 @@ class Scan:
         self.in_place = 0
         """Number of records of a followed log: yielded by `batches`, or doubtful."""
         self.breaks = 0
-        """Number of positions where a log continues after invalid bytes (neither record nor blank),
-        or ends in invalid bytes other than zeros.
+        """Number of positions where a log continues after invalid bytes, or ends in invalid bytes.
+
+        Invalid bytes are neither record nor blank. At the end of a log, zeros do not count.
         """
 
     @property
@@ -189,8 +197,8 @@ class Scan:
             self._inside(place, place + size, shift)
 
     def _goes_on(self, shift: int, held: int) -> bool:
-        """Return whether the chain continues with a record that looks valid but was not completely
-        in the window. If so, the record is loaded.
+        """Return whether the chain continues with a record that looks valid but was only partly in
+        the window. Such a record is loaded.
 
         ``held``: end of the window that was examined.
         """
@@ -208,8 +216,10 @@ class Scan:
         """Skip the bytes at a position where the log has no intact record, if their length is
         known.
 
-        Return True after a damaged record or the header of a DLedger entry, because the next record
-        is expected after it. A blank, or the mark that ends a DLedger file, is also skipped.
+        Skipped are a damaged record, the header of a DLedger entry, a blank, and the mark that ends
+        a DLedger file. Return True after a damaged record or a header, because the next record is
+        expected there.
+
         ``chained``: whether a record precedes this position.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.
@@ -393,15 +403,18 @@ class Scan:
 
     def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True,
                 sure: bool = True) -> int:
-        """Add the intact records inside a damaged record to the embedded or doubtful records;
-        return the position from which the scan continues.
+        """Add the intact records inside a damaged record to the embedded or doubtful records.
+        Return the position from which the scan continues.
 
-        The scan continues at the end of the damaged record or, if the damaged record contains the
-        start of a record that has another shift and cannot be part of its body, at that start. This
-        applies to a record of the followed log, to an intact record that extends beyond the damaged
-        record and, if ``of_any`` is False, to any intact record. Records of the same shift are
-        doubtful if they extend beyond the damaged record, or if the length of the damaged record is
-        not ``sure``.
+        This position is the end of the damaged record, or the start of a record with another shift
+        that cannot be part of the damaged record's body:
+
+        * a record of the followed log
+        * an intact record that extends beyond the damaged record
+        * if ``of_any`` is False, any intact record
+
+        Records of the same shift are doubtful if they extend beyond the damaged record. If the
+        length of the damaged record is not ``sure``, all records of the same shift are doubtful.
         """
         position = start + 1
         while position < end:

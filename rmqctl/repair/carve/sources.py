@@ -34,8 +34,11 @@ _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file or device. ``size`` in bytes; ``base``: the physical offset in its name, None unless
-    it is named like a log file. ``witness``: the entries of the store that contains it.
+    """One file or device.
+
+    ``size``: size in bytes.
+    ``base``: the physical offset in the file's name; None unless the file is named like a log file.
+    ``witness``: the entries of the store that contains the file.
     """
 
     path: str

@@ -1,15 +1,14 @@
 """Store the places of records, and the identities of all records found, in bounded memory.
 
-A place takes 32 bytes in a nameless file (`Spool`), which is kept until the records can be
-classified at the end of a source or of all sources. An identity takes 16 bytes, in memory up to a
-limit, then on disk (`RecordSet`).
+A place takes 32 bytes in a nameless file (`Spool`) until the records can be classified. An identity
+takes 16 bytes, in memory up to a limit, then on disk (`RecordSet`).
 
-Two records are the same if they have the same store host, physical offset, size, CRC of the body,
-queue offset and store time. Host and physical offset are not enough: a log that was truncated and
-continued has the same offsets again, and so have the stores of two brokers with the same host name.
-The physical offsets are compared directly, the other fields as one 64-bit hash. So a new record is
-mistaken for an earlier one with a chance of 2^-64 for each earlier record with the same physical
-offset.
+Two records are the same if these fields are equal: store host, physical offset, size, CRC of the
+body, queue offset and store time. Host and physical offset are not enough: both repeat in a log
+that was truncated and continued, and in the stores of two brokers with the same host name.
+
+The physical offsets are compared directly, the other fields as one 64-bit hash. The chance of a
+false match is 2^-64 for each earlier record with the same physical offset.
 """
 
 from __future__ import annotations
@@ -172,8 +171,10 @@ class RecordSet:
         self.count = 0
 
     def take(self, physical: Array, rest: Array) -> Array:
-        """Add records, each as physical offset (int64) and `identity` (uint64); return a boolean
-        array: whether each was already in the set.
+        """Add records; return for each whether an equal record was already in the set (bool).
+
+        ``physical``: physical offsets (int64).
+        ``rest``: values of `identity` (uint64).
 
         The first of several equal records is new. Raises: StoreIOError.
         """

@@ -45,8 +45,8 @@ DEFAULT_FILE = 1 << 30
 _MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
-"""Limit of the total size of fillers: a number of bytes that is always allowed, plus a multiple of
-the messages' total size.
+"""Limit of the total size of fillers: `_FREE_FILL` bytes, plus `_FILL` times the size of all
+messages.
 """
 
 
@@ -128,9 +128,12 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
 class StoreMaker:
     """Collector and writer of the messages of a carving. Use as a context manager.
 
-    Nothing is created before `write`. Unless the settings are ``is_sized``, the size of the log
-    files is derived from the ends of files that the carving found. Raises: RefusedError for a
-    folder in use, UsageError for invalid sizes; both before anything is collected.
+    Nothing is created before `write`.
+
+    ``is_sized``: whether the settings determine the size of the log files. If false, the size is
+    derived from the ends of files that the carving found.
+    Raises: RefusedError for a folder in use, UsageError for invalid sizes. This happens before
+    anything is collected.
     """
 
     def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:
@@ -163,9 +166,10 @@ class StoreMaker:
 
     def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
               check: Callable[[], None] = lambda: None) -> WrittenStore:
-        """Create the store and put all messages into it. ``check`` is called at points where
-        stopping is safe.
-        Raises: StoreIOError, RefusedError; the store is then like that of a killed broker.
+        """Create the store and put all messages into it.
+
+        ``check``: called at points where stopping is safe.
+        Raises: StoreIOError, RefusedError. The store is then like that of a killed broker.
         """
         done = self.written
         settings = self._settings

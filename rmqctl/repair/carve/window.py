@@ -1,8 +1,10 @@
-"""Read a carved source through a window in memory, compute checksums of any range, and find
-candidates for records: magics with a plausible size and body length.
+"""Read a carved source through a window in memory.
 
-Memory and time are bounded for any input: a record is loaded completely only if its lengths add up,
-and checksums of overlapping ranges read each byte only once.
+This module also computes checksums of any range, and finds candidates for records: magics with a
+plausible size and body length.
+
+Memory and time are bounded for any input. A record is loaded completely only if its lengths add up.
+Checksums of overlapping ranges read each byte only once.
 """
 
 from __future__ import annotations
@@ -99,9 +101,8 @@ class AsLog:
 class Checksums:
     """CRC-32 of ranges of a window's source, top bit cleared.
 
-    CRCs of long ranges are combined from CRCs of blocks of a grid, so each byte is read only once
-    even if every position seems to start a record of the largest size. Ranges must start in about
-    ascending order.
+    CRCs of long ranges are combined from CRCs of the blocks of a grid. Each byte is therefore read
+    only once, even if ranges overlap. Ranges must start in about ascending order.
     """
 
     def __init__(self, window: Window) -> None:

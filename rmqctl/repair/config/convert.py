@@ -44,10 +44,13 @@ Entries = Iterator[tuple[bytes, bytes]]
 
 
 def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
-    """Return the plan that converts the configuration of ``store`` to the form ``to``. New
-    databases are built in ``scratch``. ``alone``: whether only the configuration is converted; if
-    so, notes name the settings that a broker needs. Raises: RefusedError if the configuration
-    cannot be read completely; MissingExtraError, StoreIOError.
+    """Return the plan that converts the configuration of ``store`` to the form ``to``.
+
+    ``scratch``: new databases are built here.
+    ``alone``: whether only the configuration is converted. If so, notes name the settings that a
+    broker needs.
+    Raises: RefusedError if the configuration cannot be read completely; MissingExtraError,
+    StoreIOError.
     """
     store.layout.require(store.root, "config")
     if store.layout.config == to:
@@ -160,9 +163,10 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
 
 def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """Return the steps that replace each database with changed values. The new database contains
-    the ``changed`` values (by the names of the JSON files) and all other values of the old
-    database, which is moved aside. Raises: RefusedError if a value cannot be read;
+    """Return the steps that replace each database with changed values.
+
+    The new database contains the ``changed`` values (by JSON file name) and all other values of the
+    old database. The old database is moved aside. Raises: RefusedError if a value cannot be read;
     MissingExtraError, StoreIOError.
     """
     form = store.layout.config
@@ -178,9 +182,10 @@ def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
 
 
 def _topic_and_group(key: str) -> tuple[str, str]:
-    """Split a key of the offset table into topic and group, as 5.3.3 does for the new form: the
-    group of ``topic@group@broadcast`` is ``group@broadcast`` (`BroadcastOffsetManager`). Raises:
-    RefusedError.
+    """Split a key of the offset table into topic and group. Raises: RefusedError.
+
+    As in 5.3.3, the group of ``topic@group@broadcast`` is ``group@broadcast``
+    (`BroadcastOffsetManager`).
     """
     topic, separator, group = key.partition("@")
     if not separator or "@" in group.removesuffix(_BROADCAST):

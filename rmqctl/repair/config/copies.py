@@ -53,8 +53,10 @@ def lost_config(store: Store, sources: Iterable[LogSource]) -> Planned:
 
 
 def newer_offsets_of(store: Store, sources: Iterable[LogSource], taken: Planned) -> list[str]:
-    """Return notes on sources that have greater consumer offsets than this store; it is unknown
-    which offsets are right. ``taken``: plan for the lost files that are copied from sources.
+    """Return notes on sources that have greater consumer offsets than this store. Which offsets are
+    right is unknown.
+
+    ``taken``: plan for the lost files that are copied from sources.
     """
     origins = {action.proof["source"] for action in taken[1]
                if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}

@@ -1,10 +1,11 @@
 """``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
 
-Everything else in a file is kept in its order; new entries are added at the end. Progress (consumer
-offsets, ordered POP) is not configuration and is not merged. SQL92 filters are not merged either: a
-broker drops all filters if one of them has a bloom filter of another size
-(`ConsumerFilterManager.decode`), and consumers register their filters again. Queue mappings of
-static topics are not merged because they contain the name of their broker.
+Everything else in a file is kept in its order; new entries are added at the end. Not merged are:
+
+* Progress (consumer offsets, ordered POP). This is not configuration.
+* SQL92 filters. A broker drops all filters if one has a bloom filter of another size
+  (`ConsumerFilterManager.decode`). Consumers register their filters again.
+* Queue mappings of static topics. A mapping contains the name of its broker.
 """
 
 from __future__ import annotations
@@ -83,9 +84,12 @@ class Merge:
 
 
 def read_source(path: str) -> tuple[Exported, list[str]]:
-    """Read the tables of a source: a store, a folder with configuration files, one of these files,
-    or an export of mqadmin. Return (the tables, notes). Raises: RefusedError if no table exists or
-    a table cannot be read; UsageError for an incomplete file; StoreIOError.
+    """Read the tables of a source; return (the tables, notes).
+
+    ``path``: a store, a folder with configuration files, one of these files, or an export of
+    mqadmin.
+    Raises: RefusedError if no table exists or a table cannot be read; UsageError for an incomplete
+    file; StoreIOError.
     """
     if not os.path.isdir(path):
         single = read_export(path)

@@ -61,9 +61,11 @@ _MAX_NAME_LENGTH = 255
 
 @dataclass(slots=True)
 class Exported:
-    """An export. ``tables``: for each table, its entries by name. ``refused``: number of entries
-    that are skipped because no broker writes such entries. ``time``: epoch ms, only in the export
-    of a cluster.
+    """An export.
+
+    ``tables``: for each table, its entries by name.
+    ``refused``: number of entries that are skipped because no broker writes such entries.
+    ``time``: epoch ms, only in the export of a cluster.
     """
 
     name: str

@@ -61,9 +61,11 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     topic).
 
     Topics and queues are found in consume queues, in ``table`` (queues in the log, for example
-    ``TopicTest-3``) and in consumer offsets. Other values of an entry are those of a topic that a
-    broker creates when a message is sent: 4 queues, perm 6; 1 queue for retry and dead letter
-    topics. System topics, which a broker creates itself, are skipped.
+    ``TopicTest-3``) and in consumer offsets. System topics, which a broker creates itself, are
+    skipped.
+
+    Other values of an entry are those of a topic that a broker creates when a message is sent: 4
+    queues (retry and dead letter topics: 1 queue), perm 6.
     """
     seen: dict[str, int] = {}
     batch = {topic for topic, _ in store.batch_queues}
@@ -107,8 +109,10 @@ class InferredTopic(NamedTuple):
 
 
 def topic(store: Store, name: str) -> InferredTopic | None:
-    """Return the entry of one topic, inferred as by `topics`, with the number of queues found and
-    the type of its messages; None if neither log nor queues contain the topic. Reads the log once.
+    """Return the entry of one topic, inferred as by `topics`; None if log and queues do not contain
+    the topic.
+
+    The result includes the number of queues found and the type of the messages. Reads the log once.
     Raises: StoreIOError.
     """
     # Evidence in its messages, delivered or waiting.
@@ -195,13 +199,17 @@ def groups(store: Store, generation: int, table: Iterable[str],
 
 
 def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
-    """Return, for each delay level: (queue offset of the first delayed message that has no
-    delivered copy in the log, number of messages before this offset, number of messages). Reads the
-    log once and keeps 16 bytes for each delayed message. Raises: StoreIOError.
+    """Return, for each delay level:
+
+    * queue offset of the first delayed message without a delivered copy in the log
+    * number of messages before this offset
+    * number of messages
 
     A message and its delivered copy have the same ``UNIQ_KEY``, ``DELAY``, body, born time and
-    number of retries (spec: recovery.md §9). A damaged copy does not count: the message is
-    delivered twice rather than not at all.
+    number of retries (spec: recovery.md §9). A damaged copy does not count: a message is better
+    delivered twice than lost.
+
+    Reads the log once and keeps 16 bytes for each delayed message. Raises: StoreIOError.
     """
     waiting: dict[int, tuple[array[int], array[int]]] = {}
     delivered: set[int] = set()

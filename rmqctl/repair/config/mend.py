@@ -42,9 +42,11 @@ _SINCE = 5
 
 
 class _Kind(NamedTuple):
-    """A kind of file. ``table``: the name of its table. ``entry``, ``entries``: nouns for its
-    entries. ``shape``: ``bean`` for objects with a name, ``numbers`` for a number per queue
-    (``{0:5}``), ``number`` for one number.
+    """A kind of file.
+
+    ``table``: the name of the file's table. ``entry``, ``entries``: nouns for the entries.
+    ``shape``: ``bean`` for objects with a name, ``numbers`` for a number per queue (``{0:5}``),
+    ``number`` for one number.
     """
 
     name: str
@@ -91,11 +93,13 @@ class ConfigMended:
 def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
                 watch: Watch, *, missing: bool, settled: Collection[str] = (),
                 exports: Sequence[Exported] = ()) -> ConfigMended:
-    """Return the steps, actions and notes that repair all files. ``table``: queues in the log
-    (``TopicTest-3``). ``missing``: whether to create files that have neither a main file nor a
-    backup. ``settled``: files that the plan already restores from another store. ``clock``: returns
-    the time in epoch ms. ``exports``: for each file, the first export with its table is used.
-    Raises: StoreIOError.
+    """Return the steps, actions and notes that repair all files. Raises: StoreIOError.
+
+    ``table``: queues in the log (``TopicTest-3``).
+    ``clock``: returns the time in epoch ms.
+    ``missing``: whether to create files that have neither a main file nor a backup.
+    ``settled``: files that the plan already restores from another store.
+    ``exports``: for each file, the first export with its table is used.
     """
     mender = _Mender(store, generation, list(table), clock, watch, missing, exports)
     for kind in _KINDS:

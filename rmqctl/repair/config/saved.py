@@ -1,7 +1,7 @@
 """Saved files with the offsets of consumer groups or of the delay service, from outside the store.
 
-Such a file does not name its broker. It is accepted if the store has its queues and most of its
-offsets are within these queues.
+Such a file does not name its broker. A file is accepted if its queues exist in the store and most
+of its offsets are within these queues.
 """
 
 from __future__ import annotations

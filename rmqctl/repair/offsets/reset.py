@@ -68,11 +68,14 @@ class Reset:
 
 def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
                scratch: Scratch) -> OffsetsPlan:
-    """Return the plan for an opened store. ``view`` determines the bounds of queues. ``clock``:
-    returns the time in epoch ms. If the offsets are in RocksDB, a new database is built in
-    ``scratch``. Raises: RefusedError for an unknown group or queue, or a file that cannot be
-    changed without loss; UnsupportedError if the configuration cannot be read; MissingExtraError,
-    StoreIOError.
+    """Return the plan for an opened store.
+
+    ``view``: determines the bounds of queues.
+    ``clock``: returns the time in epoch ms.
+    ``scratch``: for a new database, if the offsets are in RocksDB.
+
+    Raises: RefusedError for an unknown group or queue, or a file that cannot be changed without
+    loss; UnsupportedError if the configuration cannot be read; MissingExtraError, StoreIOError.
     """
     # Refuse unknown groups and files that cannot be changed.
     store.layout.require(store.root, "config")

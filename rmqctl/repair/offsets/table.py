@@ -39,9 +39,12 @@ _SINCE = 5
 
 @dataclass(frozen=True, slots=True)
 class MovedOffset:
-    """A group's offset in a queue before (None: no offset) and after a change, and the bounds of
-    the queue. ``store_timestamp``: store time in ms of the message at the new offset; None if no
-    message is at this offset.
+    """A change of a group's offset in a queue.
+
+    ``before``: the old offset; None: no offset.
+    ``after``: the new offset. ``min_offset``, ``max_offset``: the bounds of the queue.
+    ``store_timestamp``: store time in ms of the message at the new offset; None if no message is
+    there.
     """
 
     group: str

@@ -32,8 +32,12 @@ from rmqctl.store.store import Store
 COPY, IMPORT = "offsets-copy", "offsets-import"
 
 Rule = Literal["missing", "max", "min", "replace"]
-"""The offset to use if store and source both have one: ``missing`` keeps the store's, ``replace``
-uses the source's, ``max`` and ``min`` use the larger or the smaller one.
+"""The offset to use if store and source both have an offset:
+
+* ``missing``: the store's offset
+* ``replace``: the source's offset
+* ``max``: the larger offset
+* ``min``: the smaller offset
 """
 
 
@@ -49,10 +53,10 @@ class NewOffsets(NamedTuple):
 
 def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
               clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that gives the group ``target`` the offsets of the group ``source`` in the
-    same store: in one topic, or in all topics except retry topics, each of which belongs to one
-    group. Raises: RefusedError if ``source`` has no offsets, or a file cannot be changed without
-    loss.
+    """Return the plan that gives the group ``target`` the offsets of the group ``source``.
+
+    ``topic``: None for all topics except retry topics, which belong to one group each.
+    Raises: RefusedError if ``source`` has no offsets, or a file cannot be changed without loss.
     """
     store.layout.require(store.root, "config")
     for group in (source, target):

@@ -37,8 +37,9 @@ def widen(parts: list[LogPart], start: int, end: int) -> None:
 
 
 class Copying:
-    """Writer of copied bytes to the files of a planned log. ``scratch``: folder for new files; if
-    None, all bytes are kept in memory.
+    """Writer of copied bytes to the files of a planned log.
+
+    ``scratch``: folder for new files; if None, all bytes are kept in memory.
     """
 
     def __init__(self, scratch: Scratch | None) -> None:
@@ -46,8 +47,10 @@ class Copying:
 
     def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: LogSource,
              number: int, ranges: Sequence[Range]) -> None:
-        """Copy ``ranges`` of a source into the part ``number``, which contains them. A part that
-        becomes a new file is added to ``files`` (content by the file's first physical offset).
+        """Copy ``ranges`` of a source into the part ``number``, which contains them.
+
+        ``files``: contents of new files, by first physical offset. If the part becomes a new file,
+        its content is added.
         Raises: StoreIOError.
         """
         part = parts[number]
@@ -69,8 +72,8 @@ class Copying:
             parts[number] = laid_over([part], {0: pieces})[0]
 
     def _whole_file(self, source: LogSource, part: LogPart, ranges: Sequence[Range]) -> str | None:
-        """Return the path of a source's file if all bytes of the part come from it and it is not in
-        use; otherwise None.
+        """Return the path of the source's file that consists of exactly the part's bytes; else
+        None. The last file of a log may be in use, and is never returned.
         """
         log = source.log
         file = log.file_of(part.base)

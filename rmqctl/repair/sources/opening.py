@@ -69,11 +69,13 @@ class Readers:
 
 @dataclass(slots=True)
 class LogSource:
-    """A log from which bytes may be copied. ``name``: as the user gave it. ``end``: physical offset
-    after its last record.
+    """A log from which bytes may be copied.
 
-    ``store``: the store that contains the log, or None. ``preferred``: whether this log wins where
-    both logs have different intact records. ``notes``: warnings.
+    ``name``: as the user gave it.
+    ``end``: physical offset after the last record of the log.
+    ``store``: the store that contains the log, or None.
+    ``preferred``: whether this log wins where two logs have different intact records.
+    ``notes``: warnings.
     """
 
     name: str
@@ -110,9 +112,11 @@ class Opener:
     opened: int = 0
 
     def open(self, name: str, *, preferred: bool = False) -> LogSource:
-        """Open a source. Raises: NotAStoreError if it is not a possible source, UnsupportedError
-        for a log in another layout, UsageError for the store itself or a source that shares files
-        with it, RefusedError if no message can be used; StoreIOError.
+        """Open a source.
+
+        Raises: NotAStoreError if ``name`` is not a possible source; UnsupportedError for a log in
+        another layout; UsageError for the store itself, or a source that shares files with the
+        store; RefusedError if no message can be used; StoreIOError.
         """
         source = self._open(name)
         source.preferred = preferred

@@ -1,8 +1,7 @@
 """Write saved messages back into a log at their old physical offsets.
 
-Each record is written at its physical offset to files of the size of the log's files, in a scratch
-folder, with holes between the records. The result is a normal log in which many records are
-missing.
+The log is written to a scratch folder, in files of the log's file size, with holes between the
+records. The result is a normal log in which many records are missing.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ Records that it cannot use are added to the second argument.
 
 
 class KnownPlaces:
-    """The known positions of the records in a log built from messages. Used as the
+    """The known positions of the records in a log built from messages: the
     `rmqctl.scan.source.Witness` of the files of this log.
 
-    ``offset``, ``size``: physical offsets and sizes of the records, in ascending order and without
-    overlaps (int64).
+    ``offset``, ``size``: physical offsets and sizes of the records (int64), ascending and without
+    overlaps.
     """
 
     largest_record = LARGEST_RECORD

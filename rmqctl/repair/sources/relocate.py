@@ -67,7 +67,7 @@ class Relocator(Closing):
         return append_crc.seal(relocated) if is_sealed else relocated
 
     def place(self, record: Record) -> int | None:
-        """Return the physical offset in the consume queue entry of the record's queue offset; None
+        """Return the physical offset in the consume queue entry at the record's queue offset; None
         if this entry does not match the record.
         """
         queue = self._ours.known_queues.get((text(record.topic), record.queue_id))

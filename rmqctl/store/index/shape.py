@@ -1,11 +1,15 @@
 """The shape of an index file: its numbers of slots and entries (spec: index.md).
 
-No file contains these two numbers, and the size of a file determines only one if the other is
-known. The content decides: with the right shape, every slot points to an entry whose hash belongs
-to that slot, every entry is reached exactly once, and entry 0 is unused. A wrong shape may match in
-a few slots, but never in all slots. For a damaged file, the shape that matches most of it is used.
-The shape of a file without entries is determined from the store's settings, other files or the
-default; if these are not sufficient, it is unknown.
+No file contains these two numbers, and the size of a file determines only one of them if the other
+is known. The content decides. With the right shape:
+
+* Every slot points to an entry whose hash belongs to that slot.
+* Every entry is reached exactly once.
+* Entry 0 is unused.
+
+A wrong shape may match in a few slots, but never in all slots. For a damaged file, the shape that
+matches most of the content is used. For a file without entries, the shape comes from the store's
+settings, other files or the default. If these are not sufficient, the shape is unknown.
 """
 
 from __future__ import annotations
@@ -87,10 +91,12 @@ def decide(size: int, read: Read, preferred: Iterable[IndexShape] = (),
            gather: Gather | None = None) -> Decided:
     """Return the shape of an index file of ``size`` bytes.
 
-    ``preferred``: shapes that other parts of the store suggest, the likeliest first; they are used
-    only if the content does not match the default ratio of slots to entries. Unreadable bytes count
-    as zeros, which match no shape. ``gather`` reads many ranges of a remote file at the same time;
-    for such a file only the first possible shapes are tried.
+    ``preferred``: shapes that other parts of the store suggest, the likeliest first. These are used
+    only if the content does not match the default ratio of slots to entries.
+    ``gather``: reads many ranges of a remote file at the same time. For such a file, only the first
+    possible shapes are tried.
+
+    Unreadable bytes count as zeros, which match no shape.
 
     Raises: UnknownShapeError, FormatError for a file without a complete header, StoreIOError for an
     unreadable file.
@@ -238,9 +244,12 @@ def _measure(shape: IndexShape, header: HeaderRecord, read: Read, gather: Gather
 
 
 def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
-    """Count the slots that point to one of their own entries, the entries that are linked to an
-    older entry of the same slot, and the entries that are reached exactly once. Entry 0 must be
-    unused.
+    """Count what matches this shape:
+
+    * slots that point to one of their own entries
+    * entries that are linked to an older entry of the same slot
+    * entries that are reached exactly once
+    * entry 0, which must be unused
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
     heads = SLOT.array(raw)["entry"].astype(np.int64)
@@ -275,8 +284,10 @@ def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: IndexShape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """Count the matching entries in a sample from the entire file. An entry matches if it is linked
-    to an entry of the same slot, and if that slot does not point to an older entry.
+    """Count the matching entries in a sample from the entire file.
+
+    A matching entry is linked to an entry of the same slot, and this slot does not point to an
+    older entry.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:
