@@ -41,8 +41,8 @@ class Answer:
     """A broker's answer.
 
     ``status``: RocketMQ's name of the status.
-    ``next_begin``: the queue offset at which a consumer continues. ``min``, ``max``: bounds of the
-    queue.
+    ``next_begin``: the queue offset at which a consumer continues.
+    ``min``, ``max``: bounds of the queue.
     ``offsets``: physical offsets of the messages. For a compacted topic, these are offsets in the
     compaction log.
     """

@@ -176,10 +176,11 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 class _Search(NamedTuple):
     """Result of a broker's search over the entries of a file.
 
-    ``equal``: queue offset of an entry with exactly the requested time. ``left``, ``right``:
-    without such an entry, queue offsets of the entries before and after that time. ``left_time``,
-    ``right_time``: store times of these entries; -1 if not found. ``left_time`` is also -1 if the
-    record of ``left`` has expired.
+    ``equal``: queue offset of an entry with exactly the requested time.
+    ``left``, ``right``: without such an entry, queue offsets of the entries before and after that
+    time.
+    ``left_time``, ``right_time``: store times of these entries; -1 if not found. ``left_time`` is
+    also -1 if the record of ``left`` has expired.
     """
 
     equal: int | None

@@ -27,8 +27,9 @@ STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocks
 def is_unproven(store: Store, version: str | None = None, *, created: bool = False) -> bool:
     """Return whether a store has no consume queues and nothing proves in which form to create them.
 
-    ``version``: the requested release. ``created``: whether a repair has created the existing queue
-    files, which therefore prove nothing.
+    ``version``: the requested release.
+    ``created``: whether a repair has created the existing queue files, which therefore prove
+    nothing.
     """
     if store.layout.consumequeue != "file" or _is_told(store.sizes):
         return False
@@ -45,11 +46,11 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether the consume queues were probably in files.
+    """Return whether the consume queues were probably in files, the default of every release.
 
-    Files are the default of every release. Only a checkpoint with a flush time of the log, but none
-    of the queues, suggests RocksDB: 5.3.3 writes such a checkpoint. 5.2.0 to 5.3.2 write both times
-    with either form.
+    Only a checkpoint with a flush time of the log, but none of the queues, suggests RocksDB. 5.3.3
+    writes such a checkpoint with queues in RocksDB. 5.2.0 to 5.3.2 write both times with either
+    form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0

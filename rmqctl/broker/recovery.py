@@ -5,7 +5,7 @@ spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, len
 of any size, and continues after a missing file.
 
 The frame scanner does most of the work. Where the scanner finds no provable record, single records
-are checked like a broker checks them.
+are checked as a broker checks them.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ class BrokerConfig:
 
 def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] | None = None,
             files: bool = True) -> BrokerConfig:
-    """Return the configuration for an opened store. Values come from these sources, the first that
-    has the value:
+    """Return the configuration for an opened store. Each value comes from the first of these
+    sources that has it:
 
     * ``given`` (names of `Settings`; None: not given), except sizes in ``store.sizes.conf`` that
       contradict the files
@@ -248,9 +248,11 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
 
 def _is_sealed(store: Store) -> bool:
-    """Return whether the newest readable file of the log begins with a message that has an appended
-    CRC. If so, new messages also need an appended CRC, because a broker with forceVerifyPropCRC
-    truncates the log at a message without an appended CRC.
+    """Return whether the newest readable file of the log begins with a message with an appended
+    CRC.
+
+    If so, new messages also need an appended CRC: a broker with forceVerifyPropCRC truncates the
+    log at a message without such a CRC.
     """
     raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
     raw = next((raw for raw in raws if raw is not None), None)

@@ -1,4 +1,4 @@
-"""Prediction of the pending timed messages that a 5.x broker finds at startup; timer wheels.
+"""Predict which pending timed messages a 5.x broker finds at startup, and build timer wheels.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot, from the time
 at which the broker stopped. From each slot, the broker follows the units in the timer log to
@@ -59,8 +59,8 @@ class TimerUnits(NamedTuple):
 
     ``position``: position in the timer log.
     ``slot``: slot (time / precision).
-    ``previous``: position of the slot's previous unit. ``physical``, ``size``: physical offset and
-    size of the message.
+    ``previous``: position of the slot's previous unit.
+    ``physical``, ``size``: physical offset and size of the message.
     ``step``: change of the slot's message count.
     """
 
@@ -133,8 +133,8 @@ class Outlook(NamedTuple):
 
     ``skipped``, ``unreachable``, ``gone``: boolean arrays parallel to ``units``. At most one is
     true for a unit.
-    ``row``: ``next_row`` of `TimerStart`. ``waiting``, ``read_from``, ``wheel_missing``: as in
-    `TimerStart`.
+    ``row``: ``next_row`` of `TimerStart`.
+    ``waiting``, ``read_from``, ``wheel_missing``: as in `TimerStart`.
     """
 
     units: TimerUnits
@@ -345,7 +345,7 @@ class TimerFiles:
         return end
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
-        """Return where and what the broker enqueues again:
+        """Return what the broker enqueues again:
 
         * queue offset at which the broker continues
         * physical offset of the message at that queue offset

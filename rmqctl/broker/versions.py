@@ -34,7 +34,7 @@ class BrokerVersion:
     order of this map.
     """
     message_v2: bool
-    """True if messages of topics with more than 127 characters are stored as v2 records; an older
+    """True if messages of topics with more than 127 characters are stored as v2 records. An older
     broker truncates the log at a v2 record.
     """
     stores_wait: bool

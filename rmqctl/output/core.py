@@ -77,8 +77,8 @@ class Output:
         """Return an output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
         ``quiet``: 1 suppresses notes and progress, 2 also warnings.
-        ``verbose``: 1 shows debug lines. ``stdout``, ``stderr``: by default those of the process,
-        which may be closed.
+        ``verbose``: 1 shows debug lines.
+        ``stdout``, ``stderr``: by default those of the process, which may be closed.
         ``lang``: the language of texts for people.
         ``every``: whether pages list all of many similar entries.
         """
@@ -162,9 +162,10 @@ class Output:
                 rows: Iterable[Row], columns: Sequence[str]) -> None:
         """Show a document that consists of a list and a summary, as far as the format supports it.
 
-        json contains ``document``; the formats for people contain the page that ``human`` writes.
-        jsonl, csv and tsv contain only the ``rows`` of the list, because all rows of a stream must
-        be of one kind.
+        * json: ``document``.
+        * jsonl, csv, tsv: only the ``rows`` of the list, because all rows of a stream must be of
+          one kind.
+        * formats for people: the page that ``human`` writes.
         """
         if self.streams:
             self.rows(rows, columns)

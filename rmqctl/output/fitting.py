@@ -122,7 +122,7 @@ class _Measured:
 def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
     """Set the widths of the columns; return False if the columns do not fit.
 
-    A sentence that needs too many lines in a narrow column also does not fit.
+    Columns also do not fit if a sentence would need too many lines in a narrow column.
     """
     natural = [measured.natural[column] for column in layout.columns]
     least = [measured.least[column] for column in layout.columns]

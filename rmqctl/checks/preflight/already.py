@@ -84,9 +84,9 @@ _MAX_QUEUES = 1000
 
 @dataclass(slots=True)
 class Witnessed:
-    """Evidence of entries for lost messages.
+    """Lost messages that consume queue entries prove.
 
-    ``places``: positions of lost messages that entries prove.
+    ``places``: positions of the messages.
     ``queues``: for each position, the number of the queue in `RecoveredQueues.states`.
     ``more``: by topic, number of lost messages that are only counted.
     """
@@ -303,6 +303,7 @@ class AlreadyLost:
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
         """Return the number of lost messages that the checkpoint proves, and the position in the
         log after which they were stored; (0, 0) if the checkpoint proves none.
+
         ``may_be_undecided``: whether the last message may be an undecided record.
         """
         store = self._store
@@ -504,9 +505,9 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """Return the lost messages that only the index proves:
+        """Return two values:
 
-        * the positions of these messages
+        * the positions of lost messages that only the index proves
         * the range of store times (ms) in the index entries of all lost messages (None: no entry)
 
         If the last position in ``places`` comes from an entry with a flipped bit, this position is

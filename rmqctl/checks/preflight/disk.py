@@ -5,8 +5,8 @@ spec: recovery.md §12. The cleaner runs a minute after startup for the first ti
 seconds. Two thresholds of disk usage apply: above one, the cleaner deletes the oldest log files of
 any age; above the other, the broker rejects messages.
 
-Files older than ``fileReservedTime`` are deleted in the hour of ``deleteWhen``. Above the disk
-usage ``diskMaxUsedSpaceRatio``, they are deleted at once.
+Files older than ``fileReservedTime`` are deleted in the hour of ``deleteWhen``. These files are
+deleted at once if disk usage is above ``diskMaxUsedSpaceRatio``.
 """
 
 from __future__ import annotations
@@ -306,8 +306,8 @@ def allocated(file: StoreFile) -> int:
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
     """Return the number of messages that begin in these files.
 
-    Queue entries are counted if the log has as many messages, or if ``messages`` is None (unknown).
-    If not, the files are read.
+    ``messages``: number of messages in the log (None: unknown). If the queues have a different
+    number of entries, the files are read. If not, the queue entries are counted.
     """
     if not files:
         return 0

@@ -1,4 +1,4 @@
-"""Losses when an older broker starts on the store of a newer broker, because data is not read.
+"""Losses when an older broker starts on a newer broker's store: data that the older broker ignores.
 
 spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md.
 

@@ -72,7 +72,7 @@ class SoundLog(NamedTuple):
     ``last``: physical offset of the last record.
     ``walked``: results of a scan of the log, derived from the pass.
     ``messages``: number of all messages.
-    ``replaced``: number of damaged messages that a repair replaced or kept.
+    ``replaced``: number of damaged messages that a repair wrote or kept.
     """
 
     last: int
@@ -392,7 +392,10 @@ class _LossCount:
     def _pieces(self, number: int, runs: Array,
                 loose: _MessageColumns | None) -> list[tuple[int, int, int, int]]:
         """Return the intact messages of a queue as runs with consecutive queue offsets, in log
-        order. ``runs``: messages with an entry. ``loose``: messages without their entry.
+        order.
+
+        ``runs``: messages with an entry.
+        ``loose``: messages without their entry.
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())

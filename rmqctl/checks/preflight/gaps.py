@@ -42,8 +42,8 @@ class OffsetGap(NamedTuple):
 class _RecordRun:
     """A gapless run of records of a queue.
 
-    ``low``, ``high``: positions of the first and the last record. ``first``, ``end``: half-open
-    range ``[first, end)`` of queue offsets.
+    ``low``, ``high``: positions of the first and the last record.
+    ``first``, ``end``: half-open range ``[first, end)`` of queue offsets.
     """
 
     low: int

@@ -148,9 +148,9 @@ class LoadedIndex:
     def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
         """Return the number of entries of the discarded files that are not recreated.
 
-        Counted are entries that point before physical offset ``end``, except entries of lost
-        messages. An entry is not recreated if its message is not dispatched again, or has fewer
-        keys than entries.
+        An entry is not recreated if its message is not dispatched again, or has fewer keys than
+        entries. Entries of lost messages, and entries that point to ``end`` (a physical offset) or
+        beyond, are not counted.
 
         ``gone``: returns for each physical offset whether its message is lost.
         """

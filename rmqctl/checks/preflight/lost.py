@@ -444,7 +444,7 @@ class DuplicateFiles(NamedTuple):
     A broker lists the folders in the order of a Java `HashSet` of their paths, and sorts their
     files by bare name. The order of two files with the same name is therefore unknown. The broker
     reads from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to the last.
-    Data that only one of the files contains may be invisible.
+    Chance decides whether the broker finds data that only one of the files contains.
 
     ``differing``: number of intact messages before the end of the log that at least one of the
     files lacks.

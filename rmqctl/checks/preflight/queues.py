@@ -213,8 +213,8 @@ class RecoveredQueues:
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
         """Write the entries of the records selected by ``which`` (bool).
 
-        Return for each record whether its entry was written (bool). False for an entry that already
-        exists and is not written again.
+        Return for each record whether its entry was written (bool). The value is False for an entry
+        that already exists and is not written again.
 
         ``odd``: whether the batch is a single record with a wrong physical offset.
         """

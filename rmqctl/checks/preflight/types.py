@@ -114,8 +114,8 @@ class DiskUse(NamedTuple):
     ``used_ratio``: disk usage; None if the disk was not judged, for the reason ``not_judged``.
     ``deletes_files``: number of log files that the cleaner deletes in the first minutes because the
     disk is full.
-    ``expires_files``: number of files older than ``fileReservedTime``. ``deletes_messages``,
-    ``expires_messages``: numbers of messages in these files (None: unknown).
+    ``expires_files``: number of files older than ``fileReservedTime``.
+    ``deletes_messages``, ``expires_messages``: numbers of messages in these files (None: unknown).
     """
 
     used_ratio: float | None
@@ -143,7 +143,7 @@ class Prediction:
     ``already_lost_from``, ``already_lost_to``: range of the store times (ms) of all messages that
     are already lost; None: unknown.
 
-    Numbers of messages:
+    Counts:
 
     ``messages_lost``: intact messages that the startup truncates.
     ``superseded``: intact messages beyond the end of the log, left by an earlier truncation. Their
@@ -207,7 +207,7 @@ class Prediction:
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
     shadowed: int = 0
     """Number of messages that only some of several log files with the same name contain. A broker
-    reads only the first of these files, so chance decides whether it finds such a message.
+    reads only the first of these files, and which file is first is unknown.
     """
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
@@ -414,8 +414,8 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether brokers of all possible releases would start without losing anything.
-        Entries that prove an earlier loss may not be lost either.
+        """Return whether brokers of all possible releases would start without losing anything. A
+        start that loses the evidence of an earlier loss is not harmless.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 

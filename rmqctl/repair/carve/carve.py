@@ -1,15 +1,15 @@
 """Carve messages out of any bytes (files, disk images, folders) in one pass with bounded memory.
 
 A record is *in place* if it fits a log that was found in its source, or if nothing contradicts its
-position. Any other record is *misplaced*. Records in place come first, source by source. After all
-sources were scanned, these records follow:
+position. A record whose position is contradicted is *misplaced*. Records in place come first,
+source by source. After all sources were scanned, these records follow:
 
 * records that may be part of a damaged record's body
 * misplaced records
 * if requested, records inside damaged records, and the damaged records themselves
 
-A record that equals an earlier record is a duplicate. Of a record in place and an equal misplaced
-record, the misplaced record is therefore the duplicate.
+A record that equals an earlier record is a duplicate. If a record exists in place and misplaced,
+the misplaced record is therefore the duplicate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Find contradictions to pieces of a log in a source without a reliable order (a disk image).
+"""Find contradictions to pieces of a log in a disk image or another source without a reliable
+order.
 
 A *piece* is a chain of records, as in `rmqctl.repair.carve.fragments`. A file system may store the
 files of a log, and their fragments, in any order. The position of a piece therefore proves nothing.

@@ -2,7 +2,8 @@
 
 All fields except the offsets stay the same. The offsets also stay the same if fillers can replace
 the missing messages (`rmqctl.repair.carve.bridging`). Without enough space for fillers, later
-messages of a queue get smaller queue offsets, because a broker would misplace their entries.
+messages of a queue get smaller queue offsets, because a broker would misplace entries at the old
+offsets.
 
 Each log that was found becomes a separate store (`rmqctl.repair.carve.ordering`).
 """
@@ -132,8 +133,9 @@ class StoreMaker:
 
     ``is_sized``: whether the settings determine the size of the log files. If false, the size is
     derived from the ends of files that the carving found.
-    Raises: RefusedError for a folder in use, UsageError for invalid sizes. This happens before
-    anything is collected.
+
+    Raises, before anything is collected: RefusedError for a folder in use, UsageError for invalid
+    sizes.
     """
 
     def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Convert topics, groups and consumer offsets between JSON files and the two RocksDB forms.
 
-spec: rocksdb.md §7. All values that a broker uses are converted. The old form is moved aside, and
-also any file that a broker would prefer to the new form or import into it.
+spec: rocksdb.md §7. All values that a broker uses are converted. The old form is moved aside, with
+all files that a broker would prefer to the new form or import into it.
 """
 
 from __future__ import annotations
@@ -151,9 +151,10 @@ def _databases(form: ConfigLayout) -> dict[str, list[str]]:
 
 def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str, Any]],
                  scratch: Scratch) -> list[Create]:
-    """Build a database with ``values`` (by the names of the JSON files) in ``scratch``. Return the
-    steps that create its files in ``folder`` (relative to the root). RocksDB opens the folder as a
-    database only when the last file exists. Raises: MissingExtraError, StoreIOError.
+    """Build a database with ``values`` (by JSON file name) in ``scratch``.
+
+    Return the steps that create its files in ``folder`` (relative to the root). RocksDB opens the
+    folder as a database only when the last file exists. Raises: MissingExtraError, StoreIOError.
     """
     os.makedirs(scratch.path(FOLDER), exist_ok=True)
     families = _second(values) if form == "rocksdb-v2" else _first(*values.items())

@@ -1,6 +1,7 @@
 """``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
 
-Everything else in a file is kept in its order; new entries are added at the end. Not merged are:
+Everything else in a file is kept in its order; new entries are added at the end. These are not
+merged:
 
 * Progress (consumer offsets, ordered POP). This is not configuration.
 * SQL92 filters. A broker drops all filters if one has a bloom filter of another size

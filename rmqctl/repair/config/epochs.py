@@ -11,11 +11,11 @@ from rmqctl.store.store import Store
 
 
 def mend_epochs(store: Store) -> Planned:
-    """Return the steps that replace a damaged or missing epoch file with its backup, if the backup
-    is intact.
+    """Return the steps that replace a damaged or missing epoch file with an intact backup.
 
-    A broker reads the backup if the epoch file has a wrong count or CRC; it exits if the file is
-    empty or truncated. The backup is intact if its epochs are in order and start within the log.
+    The backup is intact if its epochs are in order and start within the log. A broker reads the
+    backup if the epoch file has a wrong count or CRC. The broker exits if the file is empty or
+    truncated.
     """
     file = read_epochs(store)
     main, backup = file.main, file.backup

@@ -44,7 +44,8 @@ _SINCE = 5
 class _Kind(NamedTuple):
     """A kind of file.
 
-    ``table``: the name of the file's table. ``entry``, ``entries``: nouns for the entries.
+    ``table``: the name of the file's table.
+    ``entry``, ``entries``: nouns for the entries.
     ``shape``: ``bean`` for objects with a name, ``numbers`` for a number per queue (``{0:5}``),
     ``number`` for one number.
     """

@@ -123,9 +123,10 @@ def _is_line(data: bytes) -> bool:
 
 def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int]) -> tuple[
         Planned, list[str]]:
-    """Return (the steps that restore lost files, notes). ``table``: the next queue offset of each
-    queue in the log (by names like ``TopicTest-3``). Raises: RefusedError for a file of another
-    broker.
+    """Return (the steps that restore lost files, notes).
+
+    ``table``: the next queue offset of each queue in the log (by names like ``TopicTest-3``).
+    Raises: RefusedError for a file of another broker.
     """
     steps: list[Step] = []
     actions: list[Action] = []

@@ -42,7 +42,8 @@ class MovedOffset:
     """A change of a group's offset in a queue.
 
     ``before``: the old offset; None: no offset.
-    ``after``: the new offset. ``min_offset``, ``max_offset``: the bounds of the queue.
+    ``after``: the new offset.
+    ``min_offset``, ``max_offset``: the bounds of the queue.
     ``store_timestamp``: store time in ms of the message at the new offset; None if no message is
     there.
     """

@@ -1,6 +1,6 @@
 """Open the sources of `recover --from`: stores, log files, or messages that were read from a log.
 
-Messages are in JSON lines or Parquet files. Each is encoded to the bytes that were stored, and
+Messages are in JSON lines or Parquet files. A message is encoded to its stored bytes, which are
 written to a log at its physical offset (`rmqctl.repair.sources.records`). Files of another kind are
 refused with an error that names the kind.
 """

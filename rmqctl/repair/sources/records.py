@@ -108,8 +108,8 @@ class KnownPlaces:
 class LaidOut:
     """Collector of records, from which `log` builds a log.
 
-    ``size``: size of the log's files. ``low``, ``high``: range ``[low, high)`` of the physical
-    offsets in the log.
+    ``size``: size of the log's files.
+    ``low``, ``high``: range ``[low, high)`` of the physical offsets in the log.
 
     Disk space: the bytes of the records. Memory: 67 bytes for each record while the records are
     sorted, then 16.

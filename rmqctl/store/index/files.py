@@ -63,9 +63,11 @@ class IndexFile:
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
     """Return index files in the order of their creation, by their first physical offset.
 
-    The names are not in this order if a clock was set back. ``files``: the files in order of name,
-    each with its header, or None if the header cannot be read. A file without a first physical
-    offset stays after the file with the previous name.
+    The names are not in this order if a clock was set back. A file without a first physical offset
+    stays after the file with the previous name.
+
+    ``files``: the files in order of name, each with its header, or None if the header cannot be
+    read.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
