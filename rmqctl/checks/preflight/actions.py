@@ -228,8 +228,8 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     # Causes that keep one version from starting, but not another.
     if loading.wrong_size:
         out.append(Phrase(
-            "a file of the wrong size: up to 4.4.0 and in 4.9.2 the broker starts without it and "
-            "the files after it; 4.5.1 to 4.9.1 and from 4.9.3 on it does not start"))
+            "a file of the wrong size: brokers up to 4.4.0 and 4.9.2 start without it and the "
+            "files after it; brokers from 4.5.1 to 4.9.1 and from 4.9.3 on do not start"))
     if loading.folders:
         out.append(Phrase(
             "folders among the files: skipped from 5.1.0 on; older brokers do not start"))
@@ -256,8 +256,8 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     if clean and (predicted.messages_lost or predicted.rows_cut):
         out.append(Phrase(
             "after a clean shutdown, brokers up to 5.3.1 check the log from the third-last file "
-            "on, 5.3.2 and 5.3.3 from the end of the consume queues on: only versions that begin "
-            "at the earlier of these two positions detect damage between them"))
+            "on, 5.3.2 and 5.3.3 from the end of the consume queues on: only the brokers that "
+            "begin earlier detect damage between these positions"))
     if not clean and "do not add up" in predicted.stop_reason:
         out.append(Phrase(
             "after an unclean shutdown, brokers up to 4.3.1 accept a record whose field lengths "

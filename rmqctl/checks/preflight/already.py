@@ -252,7 +252,7 @@ class AlreadyLost:
                     Phrase(
                         "the checkpoint of the last clean shutdown has exactly this end of the "
                         "log: either an earlier start truncated the intact messages beyond it, or "
-                        "the damage is newer than that shutdown; which is unknown"))
+                        "the damage is newer than that shutdown; it is unknown which"))
         tail, tail_from = (0, 0) if running else self._lost_at_the_end(
             may_be_undecided=cut_off or predicted.messages_undecided > 0)
         self._settle(log, up_to_end=running or cut_off)
