@@ -1,7 +1,7 @@
 """DLedger's own recovery of its data, and the broker's recovery after it (spec: dledger.md §4).
 
-DLedger reads only the headers of entries, at every start, before the broker's recovery. A broker of
-5.2.0 or later also checks the records of the last files after an unclean stop, as in a plain log.
+DLedger reads only the headers of entries, at every start, before the broker's recovery. After an
+unclean stop, a broker of 5.2.0 or later also checks the records of the last files.
 """
 
 from __future__ import annotations

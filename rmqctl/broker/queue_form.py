@@ -2,8 +2,8 @@
 
 A broker of 5.2.0 or later keeps consume queues in files or in RocksDB (``storeType``), and its
 configuration in the same form. In a store without queues, the configuration therefore indicates the
-form. A broker would not find queues in the other form, and after a clean stop it would not dispatch
-all messages again.
+form. A broker would not find queues in the other form. After a clean stop, a broker would not
+dispatch all messages again.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def checkpoint(store: Store) -> CheckpointRecord:
 def by_rows(store: Store, version: BrokerVersion) -> bool:
     """Return whether recovery begins at the offset at which the consume queues end.
 
-    This is the case after a clean stop (5.3.2+). If the queues are in RocksDB, this is also the
-    case after an unclean stop, because queue entries are not flushed at once.
+    This is the case after a clean stop (5.3.2+). Queues in RocksDB are not flushed at once: with
+    RocksDB, this is also the case after an unclean stop.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
@@ -338,8 +338,8 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
     """Return the reason why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4);
     "" if it accepts the record.
 
-    The broker uses the CRC property at any position, and reads all characters of its value as
-    digits, from the last to the first.
+    The broker uses the CRC property at any position. All characters of its value count as digits,
+    from the last to the first.
     """
     values = parse(decode(raw).properties.decode("utf-8", "replace"))
     text = values.get(CRC32)

@@ -1,8 +1,12 @@
-"""Determination of the broker release whose rules are used for a store.
+"""Determine the broker release whose rules are used for a store.
 
-The requested release has priority, then the release that `init` recorded, then the evidence of the
-files (`Store.evidence`) and of the broker's configuration file. Without proof there may be several
-candidates.
+The first of these that exists determines the release:
+
+* the requested release
+* the release that `init` recorded
+* the evidence of the files (`Store.evidence`) and of the broker's configuration file
+
+Without proof there may be several candidates.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 log.
 
 spec: timer-and-others-5x.md §1.1, §1.3. A unit of the timer log needs only the due time and the
-target topic, which each message of the timer topic contains. Only messages that are not yet due
+target topic. Each message of the timer topic contains these. Only messages that are not yet due
 need a unit.
 """
 

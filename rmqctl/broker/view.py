@@ -38,8 +38,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     """Return the view ``disk`` or ``broker``.
 
     ``kind``: ``disk``, ``broker``, or ``auto`` for answers that imitate a broker. ``auto`` selects
-    the broker's view for a small log. For a large log, ``auto`` selects the disk view, because the
-    broker's end of the log could only be found by a scan of gigabytes.
+    the broker's view for a small log. For a large log, ``auto`` selects the disk view: the broker's
+    end of the log would need a scan of gigabytes.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end

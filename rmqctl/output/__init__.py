@@ -1,8 +1,8 @@
 """Output of rows, documents, messages and progress. No other package prints.
 
 Commands need four names: :class:`Output`, :class:`Human` (for annotations), :data:`FLUSH` and
-:class:`Encoded`. The module of a format is imported when it is used, so that a run with JSON output
-does not load rich.
+:class:`Encoded`. The module of a format is imported only when used: a run with JSON output does not
+load rich.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def refuse_bytes(value: Any) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a mapping, a numpy scalar or a set for the JSON encoder, which calls this function
-    for values of unknown types.
+    """Convert a mapping, a numpy scalar or a set for the JSON encoder. The encoder calls this
+    function for values of unknown types.
     """
     refuse_bytes(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """Tables on a terminal, coloured by rich, page by page. Imported only when a table is drawn.
 
 `fitting` determines the layout for the width of the terminal. rich renders to a string, which is
-written to the sink like all other output. So data is never interpreted as markup, and only the sink
-has to handle the exit of the reader.
+written to the sink like all other output. Data is therefore never interpreted as markup. Only the
+sink has to handle the exit of the reader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """stdout and stderr: their properties, and how text is written to them.
 
-All formats write to a :class:`Sink`, which encodes the text. So data formats are in UTF-8 with any
-locale, and every character can be encoded.
+All formats write to a :class:`Sink`, which encodes the text. Data formats are in UTF-8 with any
+locale. Every character can be encoded.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class WriterTarget(NamedTuple):
 def wait(seconds: float) -> None:
     """Sleep; raise BrokenPipeError as soon as the reader of stdout has exited.
 
-    A plain sleep would let ``tail -f | head -1`` run forever on a store without new messages,
-    because only a write would fail.
+    After a plain sleep, only a write would fail: ``tail -f | head -1`` would run forever on a store
+    without new messages.
     """
     until = time.monotonic() + seconds
     try:

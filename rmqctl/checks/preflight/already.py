@@ -22,10 +22,9 @@ Some entries prove nothing:
 * Entries that point before the beginning of the log (expired).
 * Damaged entries of messages that the log still contains.
 * While a broker is running: entries that point beyond the end of the log.
-* Index entries that point beyond the last file, without other evidence. The index may belong to
-  another log.
-* Index entries beyond an end of the log that all consume queues confirm, without other evidence, if
-  a repair has recorded its losses.
+* Index entries alone that point beyond the last file. The index may belong to another log.
+* After a repair that recorded its losses: index entries alone that point beyond the end of the log,
+  if all consume queues confirm this end.
 """
 
 from __future__ import annotations
@@ -587,8 +586,8 @@ class AlreadyLost:
 
     def _times(self, predicted: Prediction, log: CommitLog, places: Array,
                indexed: tuple[int, int] | None) -> None:
-        """Set the range of store times (ms) of all lost messages, from the messages before and
-        after them or from the index entries (``indexed``).
+        """Set the range of store times (ms) of all lost messages. The range comes from the messages
+        before and after them, or from the index entries (``indexed``).
         """
         before = after = None
         if len(places):

@@ -133,8 +133,8 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Yield the loss of static topics, whose queue ids and offsets are defined by a mapping file
-    that the release does not read.
+    """Yield the loss of static topics. A mapping file that the release does not read defines their
+    queue ids and offsets.
     """
     if not store.layout.reads("config"):
         return

@@ -175,8 +175,8 @@ class _LossCount:
         self._clean = not store.has_abort
 
     def all_sound(self, start: int, end: int) -> WalkResults | None:
-        """Return the results of a scan from ``start`` to ``end`` if every message has its entry and
-        every entry points to its message; else None.
+        """Return the results of a scan from ``start`` to ``end``. Return None unless every message
+        has its entry and every entry points to its message.
         Raises: StoreIOError.
         """
         for number, tally in self._tallies.items():

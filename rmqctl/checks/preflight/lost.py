@@ -441,10 +441,10 @@ def by_queue(number: Array) -> list[Array]:
 class DuplicateFiles(NamedTuple):
     """Log files with the same name in several folders (apache/rocketmq#8859).
 
-    A broker lists the folders in the order of a Java `HashSet` of their paths, and sorts their
-    files by bare name. The order of two files with the same name is therefore unknown. The broker
-    reads from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to the last.
-    Chance decides whether the broker finds data that only one of the files contains.
+    A broker takes the folders in the order of a Java `HashSet`, and sorts the files by bare name.
+    The order of two files with the same name is therefore unknown. The broker reads from the first
+    file (`MappedFileQueue.findMappedFileByOffset`), and appends to the last. Chance decides whether
+    the broker finds data that only one of the files contains.
 
     ``differing``: number of intact messages before the end of the log that at least one of the
     files lacks.

@@ -1,7 +1,7 @@
 """Lost messages that only consumer offsets show. These messages have no entry and no record.
 
-A committed offset does not reliably prove messages before this offset. `config/` may be edited by
-hand, copied from another cluster, left over from a deleted topic of the same name, or damaged.
+A committed offset does not reliably prove messages before this offset. `config/` may be damaged,
+edited by hand, copied from another cluster, or left over from a deleted topic of the same name.
 
 An offset beyond the known end of a queue counts only under two conditions: other evidence shows
 that the log had more data, and the log has space for the missing messages. Space consists of:

@@ -1,7 +1,8 @@
 """Find records in place that may be part of the body of a damaged record.
 
-Unknown bytes in a log may have been the start of a record of any size, with the following records
-in its body. `rmqctl.scan.damage.extents` determines the position from which that is impossible.
+Unknown bytes in a log may have been the start of a record of any size. The following records may
+have been in its body. `rmqctl.scan.damage.extents` determines the position from which that is
+impossible.
 
 Bytes before the first record of a log are checked only if the log starts with its source. In an
 image, these bytes are unrelated.
@@ -26,8 +27,8 @@ _MAX_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
-    """Return whether a source of ``size`` bytes, with records of this shift, may be a single log
-    file or the concatenation of all files of a log.
+    """Return whether a source of ``size`` bytes may be a single log file, or all files of a log in
+    a row. ``shift``: the shift of its records.
     """
     return shift >= 0 and size > 0 and shift % size == 0
 
@@ -91,8 +92,8 @@ class Doubts:
         return self._pieces.pop(shift, (start_of_file, 0))
 
     def until(self, shift: int, gap: int, at: int) -> int:
-        """Return the position up to which the records of a shift are doubtful, if a record starts
-        at ``at`` and the bytes from ``gap`` on are unknown. Raises: StoreIOError.
+        """Return the position up to which the records of a shift are doubtful. The bytes from
+        ``gap`` on are unknown, up to a record at ``at``. Raises: StoreIOError.
         """
         log, passed = self._log(shift)
         is_start = not gap

@@ -120,8 +120,8 @@ class Judge:
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
-        """Return the position of the first intact record from ``start`` on after which another
-        record or an end of the log follows.
+        """Return the position of the first intact record from ``start`` on. Another record or an
+        end of the log must follow this record.
 
         Without such a record before ``end``, the result is ``end`` or more. The searched range is
         cached: each byte is searched only once.

@@ -3,8 +3,8 @@
 The broker with the earliest message comes first. The records of each broker are in log order. Queue
 offsets therefore ascend within each queue, wherever the pieces of the log were found.
 
-A broker is recognised by its store host. If messages that follow each other without a gap have
-different store hosts, these hosts are the same broker, with several addresses or after a move.
+A broker is recognised by its store host. Different hosts of messages without a gap between them are
+the same broker, with several addresses or after a move.
 
 A message keeps its physical offset: fillers replace what is missing before the message. Two
 messages with the same physical offset belong to different logs, and each log becomes a separate

@@ -216,9 +216,9 @@ class Scan:
         """Skip the bytes at a position where the log has no intact record, if their length is
         known.
 
-        Such bytes are a damaged record, the header of a DLedger entry, a blank, or the mark that
-        ends a DLedger file. Return True after a damaged record or a header, because the next record
-        is expected there.
+        Such bytes are a damaged record, a DLedger entry header, a blank, or the end mark of a
+        DLedger file. Return True after a damaged record or a header, because the next record is
+        expected there.
 
         ``chained``: whether a record precedes this position.
         """

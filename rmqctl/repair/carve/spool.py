@@ -4,8 +4,8 @@ A place takes 32 bytes in a nameless file (`Spool`) until the records can be cla
 takes 16 bytes, in memory up to a limit, then on disk (`RecordSet`).
 
 Two records are the same if these fields are equal: store host, physical offset, size, CRC of the
-body, queue offset and store time. Host and physical offset are not enough: both repeat in a log
-that was truncated and continued, and in the stores of two brokers with the same host name.
+body, queue offset and store time. Host and physical offset are not enough: equal values exist in a
+log that was truncated and continued, and in the stores of brokers with the same host name.
 
 The physical offsets are compared directly, the other fields as one 64-bit hash. The chance of a
 false match is 2^-64 for each earlier record with the same physical offset.

@@ -2,8 +2,7 @@
 
 All fields except the offsets stay the same. The offsets also stay the same if fillers can replace
 the missing messages (`rmqctl.repair.carve.bridging`). Without enough space for fillers, later
-messages of a queue get smaller queue offsets, because a broker would misplace entries at the old
-offsets.
+messages of a queue get smaller queue offsets. A broker would misplace entries at the old offsets.
 
 Each log that was found becomes a separate store (`rmqctl.repair.carve.ordering`).
 """

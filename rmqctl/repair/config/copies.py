@@ -1,7 +1,7 @@
 """Copy lost files of ``config/`` from another store of the same log.
 
-A file is lost if neither the file nor its ``.bak`` can be loaded, so that a broker would start
-without its content. The file that a broker would load from the other store is copied.
+A file is lost if neither the file nor its ``.bak`` can be loaded: a broker would start without its
+content. The file that a broker would load from the other store is copied.
 """
 
 from __future__ import annotations

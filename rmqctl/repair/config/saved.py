@@ -155,8 +155,10 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
 
 
 def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[object]) -> None:
-    """Raise RefusedError if most offsets are beyond the end of their queues. Each offset was within
-    its queue when it was committed, but a few queues may have lost their last entries since then.
+    """Raise RefusedError if most offsets are beyond the end of their queues.
+
+    Each offset was within its queue when it was committed. A few queues may have lost their last
+    entries since then.
     """
     if not in_queues and any(offset for _, _, offset in saved.positions):
         raise RefusedError(f"--from {saved.name}: has no offset for any queue of the store: it "

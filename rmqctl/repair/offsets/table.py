@@ -157,7 +157,7 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
     """Return the entries of a queue; None if the queue does not exist. The queue is closed with
     ``stack``.
 
-    A broker that meets a damaged message while it looks up an offset by time returns the start of
+    If a broker meets a damaged message during a look-up by time, the broker returns the start of
     the queue (`offset_by_time`). The returned object continues the search instead.
     """
     queue = store.queue(topic, queue_id)

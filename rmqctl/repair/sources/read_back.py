@@ -1,7 +1,7 @@
 """Read records from the Parquet files of an export for `recover --from`, encoded to stored bytes.
 
-Text columns do not preserve bytes that are not UTF-8, so a record with such bytes can be restored
-only from the column ``record``.
+Text columns do not preserve bytes that are not UTF-8. A record with such bytes can be restored only
+from the column ``record``.
 """
 
 from __future__ import annotations

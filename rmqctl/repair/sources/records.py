@@ -219,8 +219,8 @@ class LaidOut:
 
 
 def _date(path: str, milliseconds: int) -> None:
-    """Set the modification time of a log file to the store time of its last message, because a
-    broker expires files by this time.
+    """Set the modification time of a log file to the store time of its last message. A broker
+    expires files by modification time.
     """
     time = min(max(milliseconds, 0), 1 << 42) * 1_000_000
     try:
