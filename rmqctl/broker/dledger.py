@@ -125,9 +125,7 @@ class _EntryColumns(NamedTuple):
 
 
 class _HeadWalk:
-    """The entries that DLedger accepts, starting with file ``number``. It checks only their
-    headers.
-    """
+    """The entries that DLedger accepts from file ``number`` on. DLedger checks only headers."""
 
     def __init__(self, log: CommitLog, number: int, units: UnitReader) -> None:
         self._log, self._number, self._reader = log, number, units

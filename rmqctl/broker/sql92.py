@@ -42,8 +42,8 @@ class Filter:
         self._steps = steps
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a broker delivers a message with these properties. It does not if the
-        evaluation fails.
+        """Return whether a broker delivers a message with these properties. A message is not
+        delivered if the evaluation fails.
         """
         try:
             return self._value(properties) is True

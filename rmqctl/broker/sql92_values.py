@@ -150,7 +150,7 @@ def negative(value: Value) -> Value:
 
 
 def property_as_condition(value: Value) -> bool | None:
-    """Return the result of a property as a condition. It is never true, because a property is a
+    """Return the result of a property as a condition. The result is never true: a property is a
     text, not a Boolean.
     """
     return None if value is None else False
@@ -162,8 +162,8 @@ def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """Return the result of CONTAINS, STARTSWITH or ENDSWITH. It is false for any value other than
-    text, even with NOT.
+    """Return the result of CONTAINS, STARTSWITH or ENDSWITH. The result is false for any value
+    other than text, even with NOT.
     """
     return isinstance(value, str) and holds(value, text) is not negated
 

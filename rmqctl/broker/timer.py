@@ -191,7 +191,7 @@ class TimerFiles:
         """Yield the path, size and expected size of each file whose size keeps a broker from
         starting.
 
-        ``empty_last``: whether the broker deletes an empty last file instead.
+        ``empty_last``: whether the broker deletes an empty last file and starts.
         """
         wheel = self.store.path(WHEEL)
         if vfs.isfile(wheel) and (size := vfs.getsize(wheel)) not in (0, FILE_SIZE):

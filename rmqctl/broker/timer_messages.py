@@ -29,8 +29,8 @@ _DEQUEUED = "TIMER_DEQUEUE_MS"
 _ANYWHERE = 1 << 62
 DEFAULT_FILE_SIZE = 100 << 20
 _ROLL_SLOTS = 172_800
-"""timerRollWindowSlot: a message that is due after the end of the wheel is enqueued this number of
-slots ahead.
+"""timerRollWindowSlot: number of slots ahead at which a message is enqueued if its due time is
+after the end of the wheel.
 """
 
 

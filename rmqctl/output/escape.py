@@ -32,8 +32,8 @@ _PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a compiled pattern. Patterns are compiled when they are first used, as a run needs
-    only one or two.
+    """Return a compiled pattern. Patterns are compiled at first use, because a run needs only one
+    or two.
     """
     return re.compile(text)
 

@@ -49,8 +49,8 @@ def _encode(value: Any) -> str:
 
 
 def _encode_row(row: Row) -> str:
-    """Encode a row with the same result as `_encode`. It is several times faster if the row
-    contains only texts, integers and flat containers.
+    """Encode a row with the same result as `_encode`. Rows of only texts, integers and flat
+    containers are encoded several times faster.
     """
     values = row.values()
     kinds = set(map(type, values))

@@ -1,9 +1,9 @@
 """Languages of the output: English, or a language with a catalog in this package (``zh.toml``).
 
-Data (json, jsonl, csv, tsv) is the same in every language. So are all words that users type or
-search for: names of commands, findings, actions, severities, topics and files, units, times. A
-`Phrase` is translated with its values. Any other text is translated by the template that it matches
-(`rmqctl.output.texts`).
+Data (json, jsonl, csv, tsv) is the same in every language. All words that users type or search for
+are also the same: names of commands, findings, actions, severities, topics and files, units, times.
+A `Phrase` is translated with its values. Any other text is translated by the template that it
+matches (`rmqctl.output.texts`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Language:
         return self.catalog.text(text) if type(text) is str else str(self.say(text))
 
     def lacks(self, text: str) -> bool:
-        """Return whether a text for people lacks a translation, so that it remains an English
-        sentence.
-        """
+        """Return whether a text for people lacks a translation and remains an English sentence."""
         return self.name != ENGLISH and bool(_SENTENCE.search(_QUOTED.sub("", self.text(text))))
 
     def cell(self, column: str, value: Any) -> Any:

@@ -25,8 +25,8 @@ _SPINNER = "|/-\\"
 
 
 class Progress:
-    """Progress that shows nothing, as a context manager. It defines the interface of all progress
-    classes.
+    """Progress that shows nothing, as a context manager. This class defines the interface of all
+    progress classes.
 
     ``advance`` is fast and may be called from any thread.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Screen:
     """The complete terminal, as a context manager that restores the previous content.
 
-    While the terminal does not accept output, no page is drawn, so that the command does not wait.
+    While the terminal does not accept output, no page is drawn: the command does not wait.
     """
 
     def __init__(self, stream: IO[str], environ: Mapping[str, str], language: Language | None

@@ -107,7 +107,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path, such as ``topics[0].queues[2].min_offset``, and the value of each leaf of a
     nested value.
 
-    Empty lists and objects (``[]``, ``{}``) are leaves too, so that they are not lost.
+    Empty lists and objects (``[]``, ``{}``) are also leaves.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():

@@ -38,8 +38,8 @@ def has_screen(environ: Mapping[str, str]) -> bool:
 
 
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether to use colours on ``stream``. NO_COLOR (https://no-color.org) prevents them,
-    FORCE_COLOR enables them; otherwise they are used on a terminal.
+    """Return whether to use colours on ``stream``. NO_COLOR (https://no-color.org) prevents
+    colours, FORCE_COLOR enables them. Without these variables, only a terminal gets colours.
     """
     if environ.get("NO_COLOR"):
         return False

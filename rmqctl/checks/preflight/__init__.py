@@ -1,4 +1,5 @@
 """Prediction of what a broker's startup would do to a store.
 
-It covers loading, recovery, consume queues, the index, and the messages that would be lost.
+The prediction covers loading, recovery, consume queues, the index, and the messages that would be
+lost.
 """

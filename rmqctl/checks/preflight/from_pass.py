@@ -72,7 +72,8 @@ class SoundLog(NamedTuple):
     ``last``: physical offset of the last record.
     ``walked``: results of a scan of the log, derived from the pass.
     ``messages``: number of all messages.
-    ``replaced``: number of damaged messages that a repair wrote or kept.
+    ``replaced``: number of messages that a repair wrote in place of lost messages, or kept although
+    damaged.
     """
 
     last: int

@@ -72,7 +72,7 @@ class LoadedIndex:
         self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
         self.uncounted: list[Loaded] = []
-        """Discarded files that `lost` cannot read, so that their lost entries are not counted."""
+        """Discarded files that `lost` cannot read. Their lost entries are not counted."""
         self.rolled_at = 0
         """End time (ms) of the last index file that became full; 0 if no file became full. The
         broker writes this time to the checkpoint as index time.

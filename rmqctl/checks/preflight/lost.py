@@ -172,7 +172,7 @@ class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
     ``superseded``: number of messages beyond the end whose queue offset belongs to a message before
-    the end. An earlier truncation left these messages. They are not counted as lost.
+    the end. An earlier truncation left these messages, which are not counted as lost.
     """
 
     def __init__(self, queues: RecoveredQueues, end: int) -> None:
@@ -296,7 +296,8 @@ class Unreachable:
     def cut(self, log: CommitLog, end: int) -> None:
         """Count the messages before the end of the log whose entries the truncation removed.
 
-        If an entry wrongly points beyond the end of the log, the entries after it are removed, too.
+        If an entry wrongly points beyond the end of the log, the truncation also removes all later
+        entries.
         """
         for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.disk_end or not isinstance(

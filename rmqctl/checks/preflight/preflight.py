@@ -1,7 +1,7 @@
 """preflight: predict what a broker does to a store at startup, without doing it.
 
-spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` only reads. It follows
-the broker's steps in their order, and keeps in memory the results that later steps need.
+spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` only reads. The module
+follows the broker's steps in their order, and keeps in memory the results that later steps need.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
-    """Return the prediction for a broker that starts on another folder, so that it does not change
-    or serve this store.
+    """Return the prediction for a broker that starts on another folder. Such a broker does not
+    change or serve this store.
     """
     prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
                             profile=followed.version.name, mendable=store.layout.is_mended)

@@ -215,8 +215,8 @@ class Prediction:
     lost_at_end: int = 0
     """Number of lost messages that only a checkpoint proves."""
     lost_at_least: bool = False
-    """True if more messages may be lost than counted, as the checkpoint contains only the time of
-    the last message.
+    """True if more messages may be lost than counted: the checkpoint contains only the time of the
+    last message.
     """
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None

@@ -1,4 +1,4 @@
-"""Recognise copies of messages in a compaction log or a tier, if the original log is carved, too.
+"""Recognise copies of messages in a compaction log or a tier, if the original log is also carved.
 
 A *run* is the set of a source's records with the same shift. A run from a compaction log or a tier
 contains messages of one queue only. A run from a log mixes the messages of several queues.

@@ -287,7 +287,7 @@ class Scan:
 
     def _own_extent(self, position: int, shift: int) -> int | None:
         """Return the end of a damaged record if the CRC of its body proves this end; else None. The
-        ends of the files in the source are unknown, so they do not count as proof.
+        ends of the files in the source are unknown, and do not count as proof.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))

@@ -79,7 +79,7 @@ class CarveSource(FileSource):
         return done
 
     def _by_sector(self, buffer: memoryview, position: int) -> int:
-        """Read up to the end of the next sector; if that fails too, return zeros and report the
+        """Read up to the end of the next sector; if that also fails, return zeros and report the
         range.
         """
         length = min(len(buffer), SECTOR - position % SECTOR, max(0, self.size - position))

@@ -96,8 +96,8 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
-    """Move aside the present configuration, and all files that a broker would read in preference to
-    the new form.
+    """Move aside the present configuration, and all files that a broker would prefer to the new
+    form.
     """
     why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
