@@ -7,8 +7,8 @@ import sys
 def run() -> int:
     """Run rmqctl with the process's arguments and return the exit code.
 
-    The garbage collector is disabled while modules are loaded and at exit, because it would take a
-    tenth of the time of a short run. `cli` enables it once the command is loaded.
+    Garbage collection would take a tenth of the time of a short run. So the collector is off while
+    modules are loaded and at exit; `cli` enables it once the command is loaded.
     """
     gc.disable()
     from rmqctl.cli import main

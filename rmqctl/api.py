@@ -2,9 +2,9 @@
 columns.
 
 `rmqctl.open` is the entry point. The names in `__all__` remain compatible within a major version;
-the rest of the package is internal. Only `RepairPlan.apply` writes, and data is read only when it
-is needed. Errors are subclasses of `rmqctl.errors.RmqctlError`. Damage does not raise an error:
-reading continues after it (see `Messages.problems`).
+the rest of the package is internal. Only `RepairPlan.apply` writes. Data is read only when it is
+needed. Errors are subclasses of `rmqctl.errors.RmqctlError`. Damage raises no error: reading
+continues after it, and `Messages.problems` lists it.
 """
 
 from __future__ import annotations
@@ -200,15 +200,20 @@ class Store:
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
                  tz: tzinfo = UTC, view: str = "disk") -> Messages:
-        """Return messages as `rmqctl read` does: those of a topic through its consume queues,
-        otherwise those of the whole log in physical order.
+        """Return messages as `rmqctl read` does: a topic's through its consume queues, or all
+        messages of the log in physical order.
 
-        ``offset``: a queue offset. ``topics``: several topics, whose messages are returned in log
-        order. ``since``, ``until``: store times, inclusive: a datetime, epoch milliseconds, or a
-        text that the command accepts (``"-2h"``). ``where``: conditions as for ``--where``.
-        ``fields``: names of fields of `Message` to return. ``decode``: as for ``--decode``;
-        messages then have ``decoded``, ``decoded_as`` and ``internal``. Fields ``body.NAME`` do not
-        require ``decode``. ``view="broker"``: end where a broker would truncate the log.
+        ``offset``: a queue offset.
+        ``topics``: several topics. Their messages are returned in log order.
+        ``since``, ``until``: store times, inclusive: a datetime, epoch milliseconds, or a text that
+            the command accepts (``"-2h"``).
+        ``where``: conditions as for ``--where``.
+        ``fields``: names of fields of `Message` to return. Fields ``body.NAME`` do not need
+            ``decode``.
+        ``decode``: as for ``--decode``; adds ``decoded``, ``decoded_as`` and ``internal`` to
+            messages.
+        ``view``: with ``"broker"``, end where a broker would truncate the log.
+
         Raises: UsageError for unknown names and invalid values.
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
@@ -400,11 +405,10 @@ class Store:
                 correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
                 max_message_size: int | None = None,
                 consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
-        """Return the plan of `rmqctl recover`. Only the method `apply` of the plan changes the
-        store.
+        """Return the plan of `rmqctl recover`. Only its method `apply` changes the store.
 
-        The arguments are the options of the command; ``sources`` is ``--from``.
-        Raises: RefusedError if the store cannot be repaired as it is.
+        The arguments are the options of the command; ``sources`` is ``--from``. Raises:
+        RefusedError if the store cannot be repaired as it is.
         """
         from rmqctl.reports import recover_plan
 
@@ -451,10 +455,11 @@ def source_readers() -> Readers:
 
 @dataclass(slots=True, repr=False)
 class Messages:
-    """Messages, which are read again in each iteration. Iterate over them, or get them in columns:
-    with `to_arrow`, `to_pandas`, `to_polars`, or any library that accepts Arrow streams
-    (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``). Columns have Arrow's types: times are
-    timestamps.
+    """Messages that are read again in each iteration.
+
+    Iterate over them, or get columns with `to_arrow`, `to_pandas`, `to_polars`, or any library that
+    accepts Arrow streams (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``). Times in columns
+    are Arrow timestamps.
     """
 
     _store: OpenedStore = field(repr=False)

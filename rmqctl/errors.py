@@ -1,8 +1,8 @@
 """Exceptions with their exit codes.
 
 Any module may raise them; only ``cli.main`` turns them into a line on stderr and an exit code. The
-user reads the text of an exception: one line, in plain words, naming the file. This module imports
-no large module because every module imports it.
+text of an exception is for the user: one line, in plain words, with the name of the file. Every
+module imports this module, so it imports no large module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversion of option texts to values, for command lines and for options of the data source.
 
-An invalid text raises UsageError with the text. The functions also accept and return values that
-are already parsed, because typer also passes default values to them.
+An invalid text raises UsageError with the text. Parsed values are accepted and returned as they
+are, because typer also passes default values to these functions.
 """
 
 from __future__ import annotations
@@ -135,11 +135,10 @@ _shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
 
 
 def show_times_in(zone: tzinfo) -> None:
-    """Let `time_text` show times in ``zone`` from now on, unless a zone is passed to it.
+    """Let `time_text` show times in ``zone`` from now on, unless a call passes another zone.
 
-    Sentences with times are built in the library, which does not know the options of the command.
-    The zone applies only to the calling command and its threads, because each command runs in a
-    separate context.
+    The library, which builds sentences with times, does not know the options of the command. The
+    zone applies to the running command and its threads.
     """
     _shown_in.set(zone)
 

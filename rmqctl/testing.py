@@ -1,9 +1,11 @@
-"""RocketMQ for the tests of a program: a separate server with an empty store, without Java.
+"""RocketMQ for the tests of a program: a server with an empty store, without Java.
 
 With pytest, ``pytest_plugins = ["rmqctl.testing"]`` in ``conftest.py`` provides the fixture
-`rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a separate process, so clients
-that block the interpreter while they wait can be tested, too. It ends with the block, or with the
-program that started it. Only the fixture requires pytest.
+`rocketmq`. In all other programs, `RocketMQ` is a context manager. Only the fixture requires
+pytest.
+
+The server is a separate process, so a client may block the interpreter while it waits. The server
+ends with the block, or with the program that started it.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ def listed_tree(root: str) -> Tree | None:
 
 
 def stamp_of(root: str) -> tuple[int, int, int] | None:
-    """Return a stamp of the local archive that contains a path; None if the path is not in a local
-    archive. The stamp changes when the archive changes.
+    """Return a value that changes when the local archive that contains a path changes; None if the
+    path is not in a local archive.
     """
     archive = None if "://" in root else archive_of(root)
     if archive is None:

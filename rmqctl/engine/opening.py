@@ -228,9 +228,11 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery reads; None if that
-    part has no messages. If the checkpoint has a later time, either the checkpoint is torn, or
-    messages with old times were added again.
+    """Return the latest store time (ms) in the part of the log that a recovery reads; None without
+    messages there.
+
+    If the checkpoint has a later time, the checkpoint is torn, or messages with old times were
+    added again.
     """
     times = [int(batch.column("store_timestamp").max())
              for batch in store.log.walk(state.start, state.end) if len(batch)]

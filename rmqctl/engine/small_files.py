@@ -1,6 +1,7 @@
-"""The files with a broker's own state, written in place as by a broker (spec:
-checkpoint-and-small-files.md §1-§2): ``checkpoint``, and ``abort``, which exists while a store is
-open for writing; after a crash, it still exists.
+"""The files in which a broker keeps its state: ``checkpoint`` and ``abort``, written in place as by
+a broker (spec: checkpoint-and-small-files.md §1-§2).
+
+``abort`` exists while a store is open for writing, and after a crash.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class CheckpointFile:
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
 
     def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
-        """Correct times that a torn write may have damaged. The times of the log and of the queues
-        are limited to the time of the ``newest`` message. A later index time that is not the end
-        time of an index file (``index_ends``) is reset to 0, so that no index file is trusted.
+        """Correct times that a torn write may have damaged.
+
+        The times of the log and of the queues are limited to the time of the ``newest`` message. A
+        later index time that is not in ``index_ends``, the end times of index files, is set to 0.
+        Then a broker trusts no index file.
         """
         with self._lock:
             now = self._record
@@ -103,11 +106,12 @@ class CheckpointFile:
 
 
 def create_abort(root: str, pid: int | None) -> None:
-    """Create and flush ``abort`` before anything else is written.
+    """Create and flush ``abort`` before anything else is written. After an error, a new ``abort``
+    is removed.
 
-    If ``pid`` is None (4.x), create the file if it is missing. If it is a number (5.x), first copy
-    the old content (empty for a new file) to ``abort.bak``. After an error, a new ``abort`` is
-    removed.
+    ``pid`` None (4.x): an existing file stays as it is. A number (5.x): the old content (empty for
+    a new file) is first copied to ``abort.bak``.
+
     Raises: RefusedError for a link; StoreIOError.
     """
     path, side = os.path.join(root, ABORT), os.path.join(root, ABORT_BACKUP)

@@ -54,13 +54,16 @@ class Configured:
 
 
 def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = False) -> Configured:
-    """Return the configuration for a repair of an opened store. ``into_files``: whether consume
+    """Return the configuration for a repair of an opened store.
+
+    ``given``: values by the names of `Settings`, None if not given. ``into_files``: whether consume
     queues in RocksDB are converted into files.
 
-    ``given``: values by the names of `Settings`; None for a value that is not given. Multi-dispatch
-    and LMQs count as enabled unless the user disables them, or unless the consume queues are those
-    of a broker without them. This is safe, because only messages with a property that brokers with
-    multi-dispatch write have entries in further queues. Raises: the exceptions of `resolve`.
+    Multi-dispatch and LMQs count as enabled unless the user disables them, or the consume queues
+    show a broker without them. This is safe: only messages with a multi-dispatch property have
+    further entries.
+
+    Raises: the exceptions of `resolve`.
     """
     # Values that the store itself shows win over defaults.
     light = store.light_queues

@@ -97,9 +97,12 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> Checkpo
 
 
 def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
-    """Return the lost messages that are known only from the replaced checkpoint. ``facts``: facts
-    of the store after the repair. Return nothing for an empty log, whose checkpoint is kept, and
-    for a DLedger member, which has a different checkpoint. Raises: StoreIOError.
+    """Return the lost messages that are known only from the replaced checkpoint.
+
+    ``facts``: facts of the store after the repair. The result is empty for an empty log, which
+    keeps its checkpoint, and for a DLedger member, whose checkpoint is different.
+
+    Raises: StoreIOError.
     """
     saved = store.checkpoint
     if store.nodes or saved is None or facts.last < 0 or not saved.knows_later(

@@ -40,10 +40,13 @@ class ByPositions(NamedTuple):
 def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int], generation: int,
                     *, total: int, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
     """Return the effects of a repair on consumer groups; None if the form of the consumer offsets
-    is not supported. ``total``: number of messages that cannot be restored; ``lost``: the first of
-    them (in a DLedger log, the others belong to unknown queues). ``table``: the next queue offset
-    of each queue (``{"TopicTest-3": 17}``). ``reached``: lost messages that are known only from
-    consumer offsets (`lost_by_positions`); messages of unknown queues may be among them.
+    is not supported.
+
+    ``total``: number of messages that cannot be restored.
+    ``lost``: the first of these messages. In a DLedger log, the others belong to unknown queues.
+    ``table``: the next queue offset of each queue (``{"TopicTest-3": 17}``).
+    ``reached``: lost messages that only consumer offsets show (`lost_by_positions`). Messages of
+        unknown queues may be among them.
     """
     if not store.layout.reads("config"):
         return None

@@ -374,8 +374,8 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 
 def _first_code(file: StoreFile, after: int) -> int | None:
-    """Return the tags code of a file's first entry that points to ``after`` or a later offset; None
-    if no entry does.
+    """Return the tags code of a file's first entry that points to ``after`` or a later physical
+    offset; None without such an entry.
     """
     behind = (rows for rows in _rows_after(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)
@@ -397,9 +397,11 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
     """Return the timer log files that expire when the start of the log moves from ``before`` to
     ``after``.
 
-    The first files expire if their last units point to expired messages; the file in use never
-    does. ``read_until`` (ms): time up to which the timer has delivered its messages. A note states
-    the number of expired messages that are due after this time. Raises: StoreIOError.
+    A file expires if its last unit points to an expired message and all files before it expire. The
+    file in use never expires. The timer has delivered all messages due up to ``read_until`` (ms). A
+    note counts the expired messages that are due later.
+
+    Raises: StoreIOError.
     """
     out = TimerExpired()
     files = listing(store.path("timerlog")).files

@@ -24,8 +24,8 @@ files on purpose, use another action.
 
 class MovedLog(NamedTuple):
     """A repair that moved files from the end of the log aside. ``files``: number of these files.
-    ``as_it_was``: whether the files that the repair changed are unchanged since then, so that
-    `undo` would revert nothing else.
+    ``as_it_was``: whether `undo` would revert no later change, because the files that the repair
+    changed are unchanged since then.
     """
 
     id: str

@@ -71,9 +71,10 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
 
 
 def damaged_tail(store: Store, plan: Plan) -> DamagedTail | None:
-    """Return the earliest filler of a ``plan`` at which the log could be truncated without removing
-    an intact record, so that fewer fillers are needed. Return None if no such filler exists or
-    records are undecided.
+    """Return the earliest filler of a ``plan`` at which the log could be truncated without the loss
+    of an intact record. The truncated log would need fewer fillers.
+
+    None if no such filler exists, or records are undecided.
     """
     fills = sorted((action.offset for action in plan.actions
                     if action.action == "fill" and action.offset is not None), reverse=True)

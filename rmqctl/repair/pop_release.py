@@ -146,8 +146,8 @@ def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool)
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The forms that the store's broker uses. ``short``: whether it writes acknowledgements with
-    short field names. ``second``: whether it gives retry topics names of the second form.
+    """Forms that depend on the store's broker. ``short``: acknowledgements have short field names.
+    ``second``: the names of retry topics have the second form.
     """
 
     short: bool
@@ -170,9 +170,7 @@ class _Forms:
 
 
 def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
-    """Return the message in the form in which the revive service delivers it again. The delay of a
-    delayed message is removed.
-    """
+    """Return the message as the revive service sends it again. A delay is removed."""
     properties = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():

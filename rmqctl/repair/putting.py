@@ -80,8 +80,8 @@ class Puts(Changes):
         return self.settings.profile.batch_queues and topic in self._batch
 
     def put(self, messages: Sequence[Outgoing], why: str) -> list[PutResult]:
-        """Plan to append all messages; if one of them is rejected, plan nothing. Return the result
-        for each message. May be called only once.
+        """Plan to append all messages, or nothing if a message is rejected. Return a result for
+        each message. May be called only once.
         """
         results, written = self._path.put(messages)
         runs = list(joined(written))

@@ -43,10 +43,13 @@ from rmqctl.store.store import Store
 
 
 class AgedFile(NamedTuple):
-    """A file of the log. ``written``: its modification time (ms), from which its age counts.
-    ``expires``: time (ms) at which it expires by age (None: never, because the file is in use).
+    """A file of the log.
+
+    ``written``: its modification time (ms), from which its age counts.
+    ``expires``: time (ms) at which it expires by age; None for the file in use, which never
+        expires.
     ``goes``: "age" if it has expired by age, "disk" if it is deleted because the disk is too full,
-    otherwise "".
+        "" if it stays.
     """
 
     file: str
@@ -58,13 +61,13 @@ class AgedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskOutlook:
-    """Prediction of disk use if the log grows by ``bytes_per_day``, as it did from ``since`` to
-    ``until`` (store times in ms).
+    """Prediction of disk use if the log keeps growing by ``bytes_per_day``, its growth from
+    ``since`` to ``until`` (store times in ms).
 
-    ``levels_off_at``: share of the disk in use when it stops growing, because as many bytes expire
-    as arrive. ``reached_in``: for each named limit of disk use, the number of hours until it is
-    reached (None: never). ``reserved_hours``: the largest fileReservedTime that keeps disk use
-    below ``diskMaxUsedSpaceRatio``; 0 if no value does.
+    ``levels_off_at``: share of the disk in use when as many bytes expire as arrive.
+    ``reached_in``: hours until each named limit of disk use is reached (None: never).
+    ``reserved_hours``: the largest fileReservedTime that keeps disk use below
+        ``diskMaxUsedSpaceRatio``; 0 without such a value.
     """
 
     bytes_per_day: int

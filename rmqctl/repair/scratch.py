@@ -23,10 +23,10 @@ DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 
 class Scratch:
-    """A scratch folder, ``name`` in the folder ``above``, or a new temporary folder if ``above`` is
-    None.
+    """A scratch folder: ``name`` in the folder ``above``, or a new temporary folder without
+    ``above``.
 
-    ``keep``: whether the folder is kept at the end of the ``with`` block, to continue later.
+    ``keep``: the folder stays after the ``with`` block, so that a later run can continue.
     """
 
     def __init__(self, above: str | None = None, name: str = "scratch", *,

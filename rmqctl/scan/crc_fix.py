@@ -146,8 +146,10 @@ def _power_of_x(exponent: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """Return the power of x (0 to 2^32 - 2) that equals ``value``, which is not 0. This function is
-    called many times for a damaged record: for one bit, for one byte, and in each round of a plan.
+    """Return the exponent (0 to 2^32 - 2) of the power of x that equals ``value``, which must not
+    be 0.
+
+    Speed matters: each damaged record needs many calls.
     """
     logarithm, before = 0, value
     for number, (prime, share) in enumerate(zip(_PRIMES, _SHARES, strict=True)):

@@ -1,7 +1,7 @@
 """Columns derived from messages: tags codes, index keys, queues, batch ranges.
 
-The same rules serve to check a store and to dispatch its messages (spec: consumequeue.md §3 and §9,
-index.md §5).
+A check of a store and a dispatch of its messages use the same rules (spec: consumequeue.md §3 and
+§9, index.md §5).
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ class TagsCodes:
 
 @dataclass(slots=True)
 class Keys:
-    """Index keys in index order: each message's unique key, then its keys, message by message.
+    """Index keys in index order: for each message in turn, the unique key, then the other keys.
 
-    ``row`` is the message of each key, ``key_hash`` the hash in its entry, ``size`` its bytes (all
-    int64).
+    ``row`` (the key's message), ``key_hash`` (the hash in the index entry) and ``size`` (bytes of
+    the key) are int64.
     """
 
     row: Array
@@ -194,11 +194,10 @@ class DerivedColumns:
 
 
 class LeadsOf:
-    """Computes tags codes and index keys together: in one pass of the kernel if it is installed,
-    else by column.
+    """Computes the tags codes and index keys of messages: in one pass if the kernel is installed,
+    or else column by column.
 
-    ``tags`` and ``keys`` select the results to compute; results that are not selected have no
-    meaning.
+    ``tags`` and ``keys`` select the results. Results that are not selected have no meaning.
     """
 
     def __init__(self, topics: text.Dictionary, levels: delay.Levels, *, tags: bool,
@@ -261,9 +260,9 @@ def _place(odd: Array) -> tuple[Array, Array]:
 
 
 def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:
-    """Return (first queue offset, number of queue offsets) that a record covers in a batch queue.
+    """Return (first queue offset, number of queue offsets) of a record in a batch queue.
 
-    Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
+    Without INNER_BASE or INNER_NUM, a record covers only its own queue offset.
 
     Raises: ValueError if a broker cannot read the numbers.
     """

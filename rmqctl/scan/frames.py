@@ -361,8 +361,8 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
 
 
 def _batch(data: Array, base: int, table: Array) -> Batch:
-    """Return a batch of the records in a table that the kernel filled. Columns are copied, because
-    the table has space for far more records.
+    """Return a batch of the records in a table that the kernel filled. The table is much larger
+    than its records, so the batch has copies of the columns.
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()

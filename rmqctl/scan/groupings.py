@@ -264,6 +264,6 @@ GROUPINGS: dict[str, Callable[[KeyNumbers, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""The groupings by name. Hours and days are counted in quarter hours, which fit every time zone; a
-size class is the exponent of the greatest power of two that is at most a record's size.
+"""The groupings by name. Hours and days are sums of quarter hours, which fit every time zone. Size
+classes are powers of two: a record belongs to the greatest one that its size reaches.
 """

@@ -1,8 +1,8 @@
 """Fields of records that no broker can have written, found during a walk.
 
-The rules are those of `formats.local.header_rules`. Each record is judged once, together with the
-previous and the next message. So the log may be divided anywhere: the merged results of the parts
-equal the results of a single walk.
+The rules are those of `formats.local.header_rules`. Each record is judged once, with the messages
+before and after it. So a log may be divided anywhere: the merged results of the parts equal those
+of a single walk.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ class Headers:
     _last: Array = field(default_factory=_none)
 
     def add(self, batch: Batch, which: Array | None = None, numbers: Array | None = None) -> None:
-        """Add the messages of a batch in log order. ``which`` (bool) selects them; ``numbers`` are
-        the row numbers of messages with a numeric property that is not a number (see
-        `bad_numbers`).
+        """Add the messages of a batch in log order.
+
+        ``which`` (bool) selects messages. ``numbers``: rows of messages with a numeric property
+        whose value is not a number (see `bad_numbers`).
         """
         if not len(batch) or (which is not None and not which.any()):
             return

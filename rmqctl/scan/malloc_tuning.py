@@ -20,7 +20,7 @@ _KEEP = 16 << 20
 
 @cache
 def keep_freed_memory(largest: int = _KEEP) -> bool:
-    """Configure the allocator once per process; return whether it accepted the settings. Buffers
+    """Configure the allocator once per process. Return whether the settings were accepted. Buffers
     above ``largest`` bytes are still returned to the system.
     """
     import ctypes

@@ -55,16 +55,16 @@ class Reach(NamedTuple):
 class LightQueues:
     """Queue ids under which the entries of a store's light queues (``%LMQ%…``) are stored (§10).
 
-    A broker with enableLmq keeps each light queue as queue 0. A broker with enableMultiDispatch
-    alone (4.9.x) treats a light queue like any other queue: it writes the entry under the message's
-    own queue id, and counts the offsets of each id separately. A store may have been used by
-    brokers of both kinds.
+    A broker with enableLmq keeps each light queue as queue 0. A broker with only
+    enableMultiDispatch (4.9.x) uses the message's own queue id, and counts offsets per id. Brokers
+    of both kinds may have used a store.
 
-    ``own``: light queues that have files under an id other than 0. ``own_ids``: whether a message's
-    own queue id counts if neither files nor entries show the id. ``rows_optional``: whether a
-    broker may have assigned queue offsets without ever writing entries (5.x with enableLmq alone).
-    ``switched``: whether a broker may have omitted the entries at some times and written them at
-    others (5.x); ``untold``: whether it is unknown if entries were ever omitted.
+    ``own``: light queues with files under an id other than 0.
+    ``own_ids``: whether a message's own queue id counts if neither files nor entries show the id.
+    ``rows_optional``: whether a broker may have assigned queue offsets but never written entries
+        (5.x with only enableLmq).
+    ``switched``: whether entries may have been written only at some times (5.x).
+    ``untold``: whether it is unknown if entries were ever omitted.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
@@ -75,11 +75,11 @@ class LightQueues:
 
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:
-        """Return the queue ids (int64) of further entries: ``name`` are numbers in ``names``,
-        ``queue_id`` the messages' own ids.
+        """Return the queue ids (int64) of further entries.
 
-        With ``leads``, the id is decided by an existing entry at queue offset ``offset`` that
-        points to ``physical``; without ``leads``, by the files of the queue.
+        ``name``: indexes into ``names``. ``queue_id``: the messages' own ids. With ``leads``, an
+        existing entry at queue offset ``offset`` that points to ``physical`` decides. Without
+        ``leads``, the files of the queue decide.
         """
         light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
         out: Array = np.where(light, 0, queue_id)
@@ -145,12 +145,11 @@ class QueueNumbers:
 
 
 class QueueReach:
-    """Collects the range of queue offsets of each queue over batches. Picklable; `merge` adds the
-    results of another object.
+    """Collects the first and the last queue offset of each queue from the batches of a walk.
+    Picklable.
 
-    ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages; with ``plain``,
-    each record counts only for the queue offset in its header. ``light`` has the queue ids of light
-    queues.
+    ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages. With ``plain``,
+    only the queue offset in a record's header counts. ``light``: the queue ids of light queues.
     """
 
     def __init__(self, generation: int = 5, light: LightQueues | None = None, *,
@@ -250,9 +249,9 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
         tuple[Array, text.Texts, Array]):
     """Return (record, queue name, queue offset) of each further entry of multi-dispatched records.
 
-    ``which`` (bool) selects the records. A record whose lists differ in length has no further
-    entries; a list item that is not a number has no entry (spec: consumequeue.md §10). With
-    ``skipped``, the entries of `skipped_rows` are included.
+    ``which`` (bool) selects records. A record whose lists differ in length has no further entries,
+    and a list item that is not a number has none (spec: consumequeue.md §10). With ``skipped``, the
+    entries of `skipped_rows` are included.
     """
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 

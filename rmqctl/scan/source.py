@@ -27,8 +27,11 @@ offsets are not consecutive.
 
 
 class Past(NamedTuple):
-    """State at the end of the previous file: the ends of its queues, the number of messages that
-    may be lost after them, and the store time of the last message (ms).
+    """State at the end of the previous file.
+
+    ``ends``: the ends of its queues.
+    ``lost``: number of messages that may be lost after these ends.
+    ``stored``: store time of the last message (ms).
     """
 
     ends: QueueEnds
@@ -458,8 +461,8 @@ class FileSource(Closing):
             return position
 
     def next_hole(self, position: int) -> int:
-        """Return the first position at or after ``position`` where a hole begins; the end of the
-        file without a hole, or if the system does not report holes.
+        """Return the first position at or after ``position`` where a hole begins. Return the end of
+        the file if no hole follows, or if the system does not report holes.
         """
         if not self._holes or position >= self.size:
             return self.size

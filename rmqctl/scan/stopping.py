@@ -1,7 +1,7 @@
 """Stops work whose result is no longer needed.
 
-A thread cannot be ended from outside. Instead it checks for a stop request at each read from a
-file, which all long work does frequently.
+A thread cannot be ended from outside. So all long work checks for a stop request at each read from
+a file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The schema of rmqctl's tables, declared once: `export`, `sql`, `pipeline`, the Spark source and
-`rmqctl.open` derive their columns from this schema, and docs/reference/schema.md is generated from
-it.
+"""The schema of rmqctl's tables.
 
-Each column is an Arrow field with a comment: its meaning and unit, and when it is null. Every
-column has a nullable type, because query engines treat all columns as nullable; a value is null
-only in the cases that the comment names.
+`export`, `sql`, `pipeline`, the Spark source and `rmqctl.open` derive their columns from this
+schema, and docs/reference/schema.md is generated from it. Each column is an Arrow field. Its
+comment states meaning, unit, and when the value is null.
+
+All columns have a nullable type, because query engines treat them so. A value is null only in the
+cases that its comment names.
 """
 
 from __future__ import annotations

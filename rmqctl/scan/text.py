@@ -142,7 +142,8 @@ def contiguous(*columns: Array) -> list[Array]:
 def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
     """Return (``String.hashCode``, length in UTF-16 units) of UTF-8 texts, both int64.
 
-    The hash is a signed 32-bit value. Invalid UTF-8 is replaced as Java's decoder replaces it.
+    The hash has a signed 32-bit value. Invalid UTF-8 counts as the characters with which Java's
+    decoder replaces it.
     """
     out: Array = np.zeros(len(start), np.int64)
     units = length.astype(np.int64)
@@ -306,9 +307,9 @@ class TextTable:
 
 
 class KnownTexts:
-    """Numbers that the caller assigned to recurring texts, looked up by the kernel.
+    """Numbers that the caller assigned to recurring texts. The kernel looks them up.
 
-    Without the kernel, each text is looked up separately.
+    Without the kernel, the caller is asked for each text again.
     """
 
     def __init__(self) -> None:

@@ -36,11 +36,11 @@ _MAX_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
-    """Return the first frame boundary at or after an arbitrary position, even inside a body.
+    """Return the first frame boundary at or after any position, even one inside a body.
 
-    The walk starts at a nearby record to which its consume queue entry points, or at the file's
-    start. Without evidence about the log, the next provable record is used. In DLedger data, a
-    position inside the header of an entry, or of its record, counts as the start of this entry.
+    The walk starts at a nearby record that a consume queue entry confirms, or else at the start of
+    the file. Without evidence about the log, the next provable record counts. In DLedger data, a
+    position in the header of an entry or of its record means the start of that entry.
 
     Raises: StoreIOError.
     """

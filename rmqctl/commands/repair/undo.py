@@ -154,8 +154,8 @@ def _then(look: str) -> list[dict[str, Any]]:
 
 
 def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:
-    """Show the repairs that are older than ``age`` (ms). With ``apply``, delete the files kept for
-    their undo; with ``forget``, also delete the records of lost messages.
+    """Show the repairs older than ``age`` (ms). With ``apply``, delete the files that they keep;
+    with ``forget``, also delete their records of lost messages.
     """
     from rmqctl.commands.shared.applying import ask, at_a_terminal
     from rmqctl.repair.executor.executor import Repair

@@ -118,9 +118,8 @@ TAIL_SIZE = 4
 In the open form, it is at the end of the file: -1 until the file is sealed, then END_MAGIC.
 """
 OLD_SPARE = 12
-"""5.1.x: number of unused bytes of the open form between the items and the seal. A broker uses the
-header size of another kind of file (40 bytes) to compute the file size, but 28 bytes to compute
-positions.
+"""5.1.x: number of unused bytes between the items and the seal in the open form. A broker computes
+the file size with a header of 40 bytes, that of another kind of file, but positions with 28 bytes.
 """
 
 MAX_SIZE = (1 << 31) - 1
@@ -134,10 +133,10 @@ MAX_SLOT_ITEMS = 1024
 
 
 class TieredIndexShape(NamedTuple):
-    """The numbers of slots and items, which determine the layout of a file; neither is stored in
+    """The numbers of slots and items, which determine the layout of a file but are not stored in
     the file. ``old``: whether the file is from 5.1.x.
 
-    Items of the open form are numbered from 1 (5.1.x: from 0); number 0 is never used (≥ 5.2.0).
+    Items of the open form are numbered from 1 (5.1.x: from 0). Since 5.2.0, number 0 is never used.
     """
 
     slots: int
@@ -196,8 +195,10 @@ def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -
 
 def open_shape(size: int, slots: int | None = None,
                max_items: int | None = None) -> TieredIndexShape:
-    """Return the shape of an open file of ``size`` bytes. Without ``slots`` or ``max_items`` the
-    default numbers or their ratio (1:4) are tried.
+    """Return the shape of an open file of ``size`` bytes.
+
+    If neither ``slots`` nor ``max_items`` is given, the ratio of a broker's defaults (1:4) is
+    assumed.
 
     Raises: FormatError if the shape is unknown.
     """

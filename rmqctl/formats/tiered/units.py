@@ -1,8 +1,8 @@
 """The small units of a tier: the consume queue's unit and the coda of 5.1 and 5.2 (§3, §4).
 
-A message in a tier is the local record with one field rewritten: ``physical_offset`` is its
-position in the tiered commit log of its queue. So `formats.message` can read the record, and a scan
-of a segment from its base offset proves every record as in a local log.
+A message in a tier is the local record with one changed field: ``physical_offset`` is its position
+in the tiered commit log of its queue. So `formats.message` can read the record. A scan of a segment
+that starts at its base offset proves records as in a local log.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ CODA_SIZE = CODA.size
 CODA_MAGIC = message.MAGIC_BLANK
 
 GUESSED = int.from_bytes(b"rmqctl?!", "big")
-"""The tags code of a unit that `tiered recover` created for a damaged message. The unit occupies
-the queue offset, but its message is unknown. No tag's hash and no deliver time is that large. A
-broker skips the unit because no tag matches it.
+"""The tags code of a unit that `tiered recover` creates for a damaged message. It fills the queue
+offset. A broker skips the unit, because the code is larger than any tag's hash or deliver time.
 """
 
 NEVER = (1 << 63) - 1

@@ -29,8 +29,8 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys
 def classify(source: Source, position: int, passed: EarlierMessages) -> list[Span]:
     """Return the one to three spans at ``position``, where the scan found no provable record.
 
-    The spans cover the bytes up to the next provable record, or to the end of the file. ``passed``:
-    the preceding messages.
+    The spans end at the next provable record, or at the end of the file. ``passed``: the messages
+    before ``position``.
     """
     base, size = source.base, source.size
     head = source.read(position, BLANK_SIZE)

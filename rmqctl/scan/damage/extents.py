@@ -1,25 +1,27 @@
 """Decide where a damaged record ends, and where the log continues after it.
 
 A message body may contain *frames*: bytes that read as an intact record, with the right physical
-offset, CRC and queue offset. So a frame after damage is either a record of the log or part of the
-damaged record's body. The sender of the body cannot change the record around it, and cannot create
-a consume queue entry or an index entry for a frame inside it. So these cases are distinguished,
-from the strongest proof to none:
+offset, CRC and queue offset. So a frame after damage is either a record of the log or a part of the
+damaged record's body. The sender of a body cannot change the record around the body. Nor can a
+sender create a consume queue entry or an index entry for a frame in the body. This leads to four
+cases, from the strongest proof to none:
 
-1. A consume queue entry points to the damaged record, and the entry's size equals the record's size
-   field, or the size calculated from its length fields: no frame inside it is a record of the log.
-2. Only one field of the record is wrong, and its body matches its CRC: again, no frame inside it is
-   a record of the log.
+1. A consume queue entry points to the damaged record. Its size equals the record's size field, or
+    the size calculated from the record's length fields. No frame inside is a record of the log.
+2. Only one field of the record is wrong, and the body matches its CRC. No frame inside is a record
+    of the log.
 3. The size is known but not proven: only one of the sizes in 1 is known, or the body is damaged or
-   torn. However, a record, a blank record or unused space begins where the damaged record would
-   end. A frame inside it that has its own consume queue or index entry is then a record of the log,
-   which was written over a torn record; all other frames belong to the body.
-4. The size is unknown: a frame is a record of the log if it has a consume queue or index entry, or
-   if it is after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All other
-   frames are undecided, unless their own queue contradicts them. (A file that belongs to no store
-   and is not scanned by itself is an exception. In such a file, the log continues at the first
-   frame after the end that the damaged record states, or at the first of consecutive frames that
-   extend over that end, because such frames were written over a torn record.)
+    torn. But a record, a blank record or unused space begins where the damaged record would end.
+    Then a frame inside with a consume queue or index entry of its own is a record of the log,
+    written over a torn record. All other frames belong to the body.
+4. The size is unknown. A frame is a record of the log if it has a consume queue or index entry, or
+    if it is after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All
+    other frames are undecided, unless their own queue contradicts them.
+
+An exception to 4 is a file that belongs to no store and is not scanned by itself. There, the log
+continues at the first frame after the end that the damaged record states. If consecutive frames
+extend over that end, they were written over a torn record, and the log continues at the first of
+them.
 """
 
 from __future__ import annotations
@@ -77,9 +79,9 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 class Resumption:
     """Verdict on bytes without a record.
 
-    ``resume``: the position where the log continues; None if nothing provable follows. ``located``:
-    whether the bytes before this position are one damaged record. ``doubtful``: frames before this
-    position that may be records of the log.
+    ``resume``: the position where the log continues; None if nothing provable follows.
+    ``located``: whether the bytes up to ``resume`` are one damaged record.
+    ``doubtful``: frames before ``resume`` that may be records of the log.
     """
 
     resume: int | None

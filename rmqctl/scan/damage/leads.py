@@ -161,8 +161,8 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Return whether an entry that points to the record's offset has the record's size, apart
-        from at most one flipped bit; None if no entry points to that offset.
+        """Return whether an entry at the record's offset has the record's size. A difference of one
+        bit is allowed. None if no entry points to that offset.
         """
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
@@ -247,8 +247,8 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Return whether all records were stored before the record that precedes them in the log:
-        the last record of ``before`` or, if ``before`` is empty, of the previous file.
+        """Return whether all records have an earlier store time than the record before them in the
+        log: the last one of ``before``, or of the previous file if ``before`` is empty.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))

@@ -91,10 +91,11 @@ class Led:
 
     def frames(self, position: int, end: int, passed: EarlierMessages,
                sound_from: int) -> tuple[Batch, int, int]:
-        """Return (the frames from ``position`` on that begin before ``end``, the position after
-        them, the start of the intact frames after the last damage). The frames end early at damage
-        that needs other evidence. The intact frames before the last damage, from ``sound_from`` on,
-        are added to ``passed``.
+        """Return (the frames in ``[position, end)``, the position after them, the start of the
+        intact frames after the last damage).
+
+        The frames end early at damage that needs other evidence. The intact frames from
+        ``sound_from`` up to the last damage are added to ``passed``.
         """
         rows, spans = [np.zeros(0, np.int64)], []
         while position < end:

@@ -336,7 +336,7 @@ def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
 
 def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -> bool:
     """Return whether consume queue entries point to the first and the last record of the physical
-    range ``[start, end)``, as is nearly always the case. Raises: StoreIOError.
+    range ``[start, end)``. This is true for nearly every range. Raises: StoreIOError.
     """
     if not is_led(source, witness, start, end):
         return False

@@ -51,9 +51,8 @@ class GroupTrack(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A message of the chain that consists of an original message and its copies. ``role``: its
-    role in the chain. ``group``: the group that sent it back or gave up on it; None if no group
-    did.
+    """A message in a chain: the original, or a copy of it. ``role``: its role in the chain.
+    ``group``: the group that sent the message back or gave up on it; None if no group did.
     """
 
     role: Role

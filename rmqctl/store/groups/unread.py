@@ -26,13 +26,14 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """The consumer offsets of all groups of a store. ``positions``: the next queue offset to read,
-    by group, topic and queue id.
+    """The consumer offsets of all groups of a store.
 
+    ``positions``: the next queue offset to read, by group, topic and queue id.
     ``others``: groups without consumer offsets that are configured, or have retry or dead letter
-    topics. ``delayed``: the delay service's offsets by queue id. ``notes``: reasons why offsets are
-    uncertain. ``positions_known``: whether a copy of the file with the offsets can be read, or the
-    file never existed.
+        topics.
+    ``delayed``: the delay service's offsets by queue id.
+    ``notes``: reasons why offsets are uncertain.
+    ``positions_known``: whether the offsets or a copy of them can be read, or were never written.
     """
 
     positions: Mapping[str, Mapping[str, Mapping[int, int]]]
