@@ -9,8 +9,8 @@ from typing import Any
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None
-"""State before or after an action: a number, the name of a file, or several numbers by name; None
-if the state is not a value.
+"""State before or after an action: a number, a file name, or several numbers by name; None if the
+state is not a value.
 """
 _TIME = "_timestamp"
 """Suffix of the names of numbers that are times (epoch ms)."""
@@ -19,15 +19,16 @@ _PLURALS = {"entry": "entries"}
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action. ``target``: the affected file or folder, relative to the store root if it is in
-    the store (``commitlog/000…``, ``consumequeue/TopicTest/0``, ``checkpoint``).
+    """An action. ``action`` is a verb of at most three words: ``truncate``, ``move aside``,
+    ``rebuild``, ``fill`` …
 
-    ``before`` and ``after`` (JSON: ``from``, ``to``) are the old and the new state, as data.
-    ``unit``: the unit of ``before`` and ``after`` (``byte``, ``entry``); "" for offsets (of the end
-    of a queue or the log), names, or a byte value (``0x41``). ``offset`` and ``length``: the
-    affected bytes of the log, None if all of the target is affected. ``reason``: a sentence;
-    ``proof``: the evidence, as data. ``action`` is a verb of at most three words: ``truncate``,
-    ``move aside``, ``rebuild``, ``fill`` …
+    ``target``: the affected file or folder, relative to the store root if it is in the store
+        (``commitlog/000…``, ``consumequeue/TopicTest/0``, ``checkpoint``).
+    ``before``, ``after`` (JSON: ``from``, ``to``): the old and the new state, as data.
+    ``unit``: their unit (``byte``, ``entry``); "" for offsets, names, or a byte value (``0x41``).
+    ``offset``, ``length``: the affected bytes of the log; None for all of the target.
+    ``reason``: a sentence.
+    ``proof``: the evidence, as data.
     """
 
     action: str

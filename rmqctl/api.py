@@ -75,8 +75,8 @@ Time = datetime | int | str
 class Message(TypedDict, total=False):
     """A message: the fields of the JSON message object, with the stored bytes of the body.
 
-    Times are epoch milliseconds. If requested, there are also ``property.NAME``, a property, and
-    ``body.NAME``, a field of the decoded body. The last three fields exist only with ``decode``.
+    Times are epoch milliseconds. The last three fields exist only with ``decode``. On request, a
+    message also has ``property.NAME`` (a property) and ``body.NAME`` (a field of the decoded body).
     """
 
     physical_offset: int
@@ -109,10 +109,12 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Queue(Row):
-    """A consume queue. ``min_offset``: its first queue offset; ``max_offset``: the queue offset
-    after its last entry; None if it cannot be read. ``messages``: number of its messages.
+    """A consume queue.
 
+    ``min_offset``: its first queue offset; None if the queue cannot be read.
+    ``max_offset``: the queue offset after its last entry; None if the queue cannot be read.
     ``kind``: ``simple``, or ``batch`` for a batch consume queue.
+    ``messages``: number of its messages.
     """
 
     topic: str
@@ -136,9 +138,9 @@ class Topic(Row):
 class GroupOffset(Row):
     """The progress of a consumer group in a queue; ``group`` is None if no group reads the topic.
 
-    ``diff``: number of messages that the group has not consumed. ``last_store_timestamp``: store
-    time (epoch ms) of the last consumed message; ``unread_since``: store time of the oldest message
-    not consumed.
+    ``diff``: number of messages that the group has not consumed.
+    ``last_store_timestamp``: store time (epoch ms) of the last consumed message.
+    ``unread_since``: store time (epoch ms) of the oldest message not consumed.
     """
 
     group: str | None

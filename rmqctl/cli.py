@@ -123,8 +123,8 @@ def _spelled(args: list[str]) -> list[str]:
 
 
 def _without_language(args: list[str]) -> list[str]:
-    """Remove ``--lang`` from the arguments if no command follows: only commands have this option,
-    but the help of the program itself accepts it.
+    """Remove ``--lang`` from the arguments if no command follows. Only commands have this option,
+    but the help of the program itself also accepts it.
     """
     if "--lang" not in args or not all(word.startswith("-") for word in [
             word for word, before in zip(args, ["", *args], strict=False) if before != "--lang"]):

@@ -162,8 +162,9 @@ def require(*packages: str) -> None:
 class FormatError(RmqctlError):
     """Bytes that do not match their format.
 
-    ``file``: the path as the user named it (None if only a buffer is known). ``offset``: the
-    position in that file in bytes. ``path``: the path of the field in the layout ("header.magic").
+    ``file``: the path as the user named it (None if only a buffer is known).
+    ``offset``: the position in that file in bytes.
+    ``path``: the path of the field in the layout ("header.magic").
     ``reason``: a sentence without a full stop.
     """
 

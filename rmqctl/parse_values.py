@@ -57,8 +57,7 @@ def parse_size(text: str | int) -> int:
     """Return the number of bytes for ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or
     a plain number.
 
-    ``K`` and ``KiB`` are 1024 bytes, ``KB`` is 1000 bytes; likewise for other units. Case is
-    ignored.
+    ``K`` and ``KiB`` are 1024 bytes, ``KB`` is 1000; other units likewise. Case is ignored.
     """
     if isinstance(text, int):
         return text
@@ -148,7 +147,7 @@ def time_text(millis: int, tz: tzinfo | None = None) -> str:
     ``2023-11-14T22:13:20.004Z``.
 
     ``tz``: by default the zone of `show_times_in`, or UTC. A number outside the calendar (years 1
-    to 9999), as in a damaged field, is returned as a number.
+    to 9999) is returned as a number of ms.
     """
     try:
         moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz or _shown_in.get())
@@ -164,11 +163,12 @@ def time_or_zero(millis: int, tz: tzinfo | None = None) -> str:
 
 
 def _of_digits(digits: str, tz: tzinfo) -> int:
-    """Return the epoch milliseconds for 8 digits (yyyyMMdd), 10 digits (epoch seconds), 13 digits
-    (epoch milliseconds) or 14 digits (yyyyMMddHHmmss).
+    """Return the epoch milliseconds for a time of 8 digits (yyyyMMdd), 10 (epoch seconds), 13
+    (epoch milliseconds) or 14 (yyyyMMddHHmmss).
 
-    ``0`` and Java's ``Long.MAX_VALUE`` are accepted too: the earliest and the latest time. All
-    other texts are ambiguous and are rejected.
+    ``0`` and Java's ``Long.MAX_VALUE`` are the earliest and the latest time.
+
+    Raises: UsageError for all other texts.
     """
     if digits in ("0", _LONG_MAX_TEXT) or len(digits) == _MILLIS_DIGITS:
         return int(digits)
@@ -374,10 +374,9 @@ def _local_zone() -> tzinfo:
 
 def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
                      clock: Callable[[], int] = now_ms) -> tuple[int | None, int | None]:
-    """Return ``--since`` and ``--until`` as epoch milliseconds; None for each option that is not
-    given.
+    """Return ``--since`` and ``--until`` as epoch milliseconds; None if not given. Relative times
+    refer to the same "now".
 
-    Relative times are relative to the same "now".
     Raises: UsageError if the range is empty.
     """
     now = clock()

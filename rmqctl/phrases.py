@@ -1,8 +1,8 @@
-"""Sentences for people that keep their template and values, so that they can be translated.
+"""Sentences for people that keep their template and values for a translation.
 
 A `Phrase` is a string with the English text, which JSON, journals and logs contain. Only output for
-people translates it (`rmqctl.output.language`), with a catalog that contains, for each English
-template, a translated template with the same names in braces.
+people translates it (`rmqctl.output.language`). A catalog has a translated template, with the same
+names in braces, for each English one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Catalog(dict[str, str]):
 class Phrase(str):
     """A sentence: ``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
 
-    The second template, if given, is used unless the value ``count`` is 1; it is also the key in
-    the catalog. Values may be phrases, which are translated too; all other values are data and the
-    same in every language. Without values the template is the text, including braces.
+    If a second template is given, it is used unless ``count`` is 1, and it is the key in the
+    catalog. Values that are phrases are translated, too; other values are the same in every
+    language. Without values, the template is the text, braces included.
     """
 
     __slots__ = ("template", "values")

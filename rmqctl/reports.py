@@ -1,5 +1,5 @@
 """Reports on a store for Python programs: the JSON document of a command with a verdict, and the
-plan of a repair, which can be applied.
+plan of a repair with a method that applies it.
 """
 
 from __future__ import annotations
@@ -171,10 +171,11 @@ class DiffReport(Report):
 class RepairPlan(Document):
     """The plan of `rmqctl recover`. `apply` carries it out.
 
-    ``lost``: number of messages that the plan cannot restore. ``undecided``: number of records that
-    may be messages; if there are any, the plan can be applied only with ``ambiguous``. ``next``:
-    shell commands to continue with. ``room``: number of bytes needed and free on each affected file
-    system.
+    ``lost``: number of messages that the plan cannot restore.
+    ``undecided``: number of records that may be messages. If it is not 0, the plan can be applied
+        only with ``ambiguous``.
+    ``next``: shell commands to continue with.
+    ``room``: number of bytes needed and free on each affected file system.
     """
 
     store: str
@@ -192,13 +193,13 @@ class RepairPlan(Document):
         return bool(self.actions)
 
     def apply(self) -> dict[str, Any]:
-        """Plan again while holding the store's lock, and carry out the plan. Return the document of
-        the repair, with its ``id`` (None if there was nothing to do) and the folder with the
-        replaced files (``kept``).
+        """Plan again under the store's lock, and carry out the plan. Return the document of the
+        repair. Its ``id`` is None if there was nothing to do.
 
-        Replaced files are moved to that folder; `rmqctl undo` restores them.
-        Raises: StoreHeldError if a broker runs, RefusedError if a decision is missing or the store
-        cannot be written, StoreIOError.
+        Replaced files are moved to the folder ``kept``; `rmqctl undo` restores them.
+
+        Raises: StoreHeldError if a broker runs; RefusedError if a decision is missing or the store
+        cannot be written; StoreIOError.
         """
         return dict(self.carry_out())
 
@@ -218,8 +219,9 @@ class RepairPlan(Document):
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
-    """Return the plan of a repair of the store at ``root``. ``decided``: whether the user has
-    decided about undecided records.
+    """Return the plan of a repair of the store at ``root``. ``decided``: whether the user chose
+    what to do with undecided records.
+
     Raises: errors of `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside

@@ -1,9 +1,9 @@
 """Folders and files by path, local or in a mounted place. Readers of stores use this module instead
 of `os`.
 
-A store may be at a URL, or in an archive. The files of such a place are listed once, and `mount`
-registers the list. From then on, paths below the place are looked up in this list, and `FileSource`
-reads ranges of its files. All other paths are passed to the operating system.
+A mounted place is a URL or an archive. Its files are listed once, and `mount` registers the list.
+Paths below the place are then looked up in the list, and `FileSource` reads ranges of its files.
+All other paths are passed to the operating system.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _FRESH = 10.0
 
 
 class PlaceReader(Protocol):
-    """Reads ranges of the files of a mounted place. `failed`: the first error of a read, if any.
-    `sampled`: whether samples may show where the data in a file ends; `sampled_files`: number of
-    files for which they did.
+    """Reads ranges of the files of a mounted place.
+
+    ``failed``: the first error of a read, if any.
+    ``sampled``: whether samples may show where the data in a file ends.
+    ``sampled_files``: number of files for which samples did.
     """
 
     failed: StoreIOError | None
@@ -77,10 +79,13 @@ class Listed:
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """A mounted place: its files by their paths below ``root``. ``stamp``: see `stamp_of`.
-    ``links``: the paths of links, which are not followed. ``empty``: paths of folders, including
-    those without files. ``lacks``: structures that a place of this kind never has, and that a
-    broker builds from the log. ``users``: number of readers.
+    """A mounted place: its files by their paths below ``root``.
+
+    ``stamp``: see `stamp_of`.
+    ``links``: paths of links, which are not followed.
+    ``empty``: paths of folders, also of folders without files.
+    ``lacks``: structures that such a place never has; a broker builds them from the log.
+    ``users``: number of readers.
     """
 
     root: str
@@ -252,8 +257,8 @@ def is_mounted(path: str) -> bool:
 
 
 def mount(tree: Tree, named: str) -> None:
-    """Register a place, so that paths below it are looked up in its list of files. ``named``: the
-    location as the user named it.
+    """Register a place, so that paths below its root are looked up in its list of files. ``named``:
+    the location as the user named it.
     """
     with _lock:
         if not _trees:
@@ -303,8 +308,8 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise the first error that occurred while a file of a mounted place was read, if any: the
-    result of the command does not include this file. Raises: StoreIOError.
+    """Raise the first error of a read in a mounted place, if any. Such a file is missing from the
+    result of the command. Raises: StoreIOError.
     """
     for failure in _failures:
         raise failure

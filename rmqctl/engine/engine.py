@@ -1,9 +1,8 @@
 """The engine: a store directory opened for appending, as by a broker.
 
-`Engine.open` takes the store's lock, finds the end of the log, and rejects a store that appending
-would damage further. Nothing is written before the first message is accepted. After that, the store
-looks like that of a running broker (``abort`` exists), until `close` leaves it as a clean shutdown
-would.
+`Engine.open` takes the store's lock and finds the end of the log. It rejects a store that appending
+would damage further. Nothing is written before the first message is accepted. From then on,
+``abort`` exists, as with a running broker, until `close` shuts the store down cleanly.
 """
 
 from __future__ import annotations
@@ -109,11 +108,14 @@ class Engine(Putting):
              keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> Engine:
         """Open a store for appending and take its lock.
 
-        Nothing is written outside the root, except in ``commitlog_dirs`` and the folders
-        ``outside``. If another store contains one of these folders, the lock of that store is also
-        taken. ``settings`` must have the sizes of the store. ``clock`` returns the store time (ms)
-        for messages without one; ``wall_clock`` returns the time (ms) for the names of index files.
-        Both default to the system's clock.
+        ``settings``: must have the sizes of the store.
+        ``clock``: returns the store time (ms) for messages without one; default: the system's
+            clock.
+        ``wall_clock``: returns the time (ms) for the names of index files; default: the system's
+            clock.
+        ``commitlog_dirs``, ``outside``: the only folders outside the root that are written to. If
+            such a folder is in another store, the lock of that store is also taken.
+
         Raises: NotAStoreError; StoreHeldError while a broker or another rmqctl uses the store;
         RefusedError if appending would damage the store further; StoreIOError.
         """
@@ -146,9 +148,8 @@ class Engine(Putting):
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
         """Put messages in groups as they arrive; yield a result for each, in order.
 
-        With ``flush=sync``, the messages of a group share an fsync, and their results are yielded
-        after it. To limit memory, a group ends after 1024 messages, or once its bodies have 1 MiB
-        or more.
+        With ``flush=sync``, the messages of a group share an fsync, and their results follow it. To
+        limit memory, a group ends after 1024 messages, or once its bodies have 1 MiB or more.
         """
         malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []

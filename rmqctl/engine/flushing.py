@@ -48,8 +48,9 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
                 progress: Callable[[int], None] = lambda _: None) -> Flushed:
     """Flush everything, then advance the checkpoint, under the store's lock.
 
-    ``progress`` is called with 1 for each file. After an unclean shutdown, or if the end of the log
-    is damaged, the checkpoint is not changed, because recovery relies on it.
+    After an unclean shutdown, or with damage at the end of the log, the checkpoint stays, because
+    recovery relies on it. ``progress`` is called with 1 for each file.
+
     Raises: StoreHeldError, StoreIOError.
     """
     dirs = list(commitlog_dirs)

@@ -1,10 +1,10 @@
-"""The state of a store before an engine appends to it: the end of the log, where to start
-dispatching again, and the repairs that an unclean shutdown makes necessary (spec: recovery.md
-§3-§6).
+"""The state of a store before an engine appends to it (spec: recovery.md §3-§6).
 
-The end of the log is the offset at which a broker's recovery ends the log. If a broker would
-truncate intact messages, the store is rejected, because appending would overwrite these messages.
-Nothing is deleted: torn bytes and doubtful index files are moved to ``.rmqctl/aside``.
+The state consists of the end of the log, the place from which to dispatch again, and the repairs
+after an unclean shutdown. The end of the log is the offset at which a broker's recovery would end
+the log. A store is rejected if a broker would truncate intact messages, because appending would
+overwrite them. Nothing is deleted: torn bytes and doubtful index files are moved to
+``.rmqctl/aside``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ They must not be links.
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """The state of the log. ``end``: physical offset of the next record.
+    """The state of the log.
 
-    ``clean``: whether the last shutdown was clean. ``start``: physical offset of the file at which
-    a broker's recovery would start. ``cut_off``: whether bytes that a repair truncated are still in
-    the file after the end.
+    ``end``: physical offset of the next record.
+    ``start``: physical offset of the file at which a broker's recovery would start.
+    ``clean``: whether the last shutdown was clean.
+    ``cut_off``: whether bytes that a repair truncated are still in the file after the end.
     """
 
     end: int
@@ -158,8 +159,8 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
 def catch_up_start(state: LogState, dispatched_to: int) -> int:
     """Return the physical offset from which to dispatch again.
 
-    ``dispatched_to``: physical offset after the record of the newest entry in all consumequeues, -1
-    without entries.
+    ``dispatched_to``: the end of the record of the newest entry in all consume queues; -1 without
+    entries.
     """
     start = min(max(dispatched_to, 0), state.end)
     return start if state.clean else min(start, state.start)
@@ -184,10 +185,12 @@ def sizes_of(settings: Settings) -> Sizes:
 
 
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
-    """Return the lock that a writer of the store needs; it is not taken yet. The writer may write
-    below the root, in the log folders that the user named, and in the folders ``outside`` (relative
-    to the root or absolute). If another store contains one of these folders, the lock includes that
-    store's lock.
+    """Return the lock that a writer of the store needs; it is not taken yet.
+
+    The writer may write below the root, in the log folders that the user named, and in the folders
+    ``outside`` (relative to the root or absolute). If such a folder is in another store, the lock
+    includes that store's lock.
+
     Raises: RefusedError if a log folder, or a link in a path that a broker writes, points outside
     of these folders.
     """
@@ -209,9 +212,8 @@ def refuse_held(store: Store, root: str) -> None:
 
 def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
               begin: Callable[[], None]) -> int:
-    """Repair a store before appending; ``begin`` is called before the first change. Return the
-    physical offset from which to index again.
-    Raises: StoreIOError.
+    """Repair a store before appending. Return the physical offset from which to index again.
+    ``begin`` is called before the first change to the disk. Raises: StoreIOError.
     """
     # 1. The checkpoint in memory: do not trust times later than all messages.
     newest = None if state.clean and not state.cut_off else _newest_time(store, state)
@@ -289,9 +291,9 @@ def untrusted_index(store: Store, state: LogState,
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
     """Move index files aside.
 
-    Before that, write a note that indexing starts again at physical offset ``again``. If the
-    process is killed, this note is the only trace of the files for the next process. `done_again`
-    removes the note.
+    Before that, write a note that indexing starts again at physical offset ``again``. After a kill,
+    the next process knows of the files only from this note. `done_again` removes the note.
+
     Raises: StoreIOError.
     """
     if not files:
@@ -302,8 +304,8 @@ def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFol
 
 
 def _noted(store: Store, end: int) -> int:
-    """Return, from the note of an interrupted recovery, the physical offset from which it would
-    have indexed again; ``end`` without a note.
+    """Return the physical offset from which an interrupted recovery would have indexed again,
+    according to its note; ``end`` without a note.
     """
     try:
         with FileSource(store.path(STAGING, _AGAIN)) as source:
@@ -345,10 +347,12 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool
     """Copy the bytes after the end of the log in its last file, then zero them.
 
     These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
-    last file. A broker does not change them; but if a shorter record were written over them, the
-    remaining bytes would look like damage. The bytes to zero may fill an entire file, so they are
-    copied and overwritten in blocks. ``cut_off``: whether a repair truncated these bytes; if so,
-    the note on them is kept until `forget_cut_off` removes it.
+    last file. A broker does not change them. But after a shorter record, the remaining bytes would
+    look like damage. The bytes may fill an entire file, so they are copied and zeroed in blocks.
+
+    ``cut_off``: whether a repair truncated these bytes. Then a note on them stays until
+    `forget_cut_off` removes it.
+
     Raises: StoreIOError.
     """
     file = store.log.file_of(end)

@@ -24,12 +24,12 @@ _MAX_ABORT = 1 << 20
 
 
 class CheckpointFile:
-    """The fields of ``STORE/checkpoint``; `flush` writes the fields that the broker's version has.
+    """The fields of ``STORE/checkpoint``. `flush` writes the fields that the broker's version has.
 
-    With ``generation`` 4, the three classic fields are written, and the other fields are not
-    changed; with 5, all five fields are written. Times are store times in ms and only increase; the
-    two offsets of 5.x change only if they are set. A missing file counts as zeros and is created by
-    `flush`. Thread-safe.
+    ``generation`` 4 writes the three classic fields and keeps the others; 5 writes all five. Times
+    are store times in ms and only increase. The two offsets of 5.x change only if they are set. A
+    missing file counts as zeros, and `flush` creates it. Thread-safe.
+
     Raises: RefusedError for a link; StoreIOError if the file cannot be read.
     """
 

@@ -1,8 +1,9 @@
 """``--strategy broker``: plan to leave a store as a broker's startup would leave it.
 
 `rmqctl.checks.preflight.preflight` predicts what a broker does; this module turns the prediction
-into steps. The result is a store that a broker has loaded, dispatched to the end and closed
-cleanly. Consume queues and index are rebuilt in a scratch folder and compared with the store's.
+into steps. The resulting store looks as if a broker had loaded it, dispatched to the end, and
+closed it cleanly. Consume queues and index are rebuilt in a scratch folder and compared with the
+store's.
 """
 
 from __future__ import annotations
@@ -61,11 +62,13 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
                 prediction: Prediction | None = None) -> Plan:
     """Return the plan for an opened store. Derived files are built in ``scratch``.
 
-    ``version``: version of the broker (None: the version that `preflight` assumes). ``given``:
-    values by the names of `Settings`. ``prediction``: the result of `preflight` for this store and
-    version, if `preflight` has already run. If a broker does not start on the store, the plan is
-    empty and its notes contain the reasons. Raises: UsageError, StoreIOError, RefusedError, as
-    `preflight` and `configured` do.
+    ``version``: version of the broker (None: the version that `preflight` assumes).
+    ``given``: values by the names of `Settings`.
+    ``prediction``: the result of `preflight` for this store and version, if known.
+
+    If a broker does not start on the store, the plan has no steps, and its notes state the reasons.
+
+    Raises: UsageError, StoreIOError, RefusedError, as `preflight` and `configured` do.
     """
     predicted = prediction or preflight(store, version)
     rules = as_configured(store, version_of(predicted.broker_version))

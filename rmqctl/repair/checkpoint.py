@@ -1,7 +1,7 @@
 """The checkpoint that a store should have for its log (checkpoint-and-small-files.md §1).
 
-A checkpoint that is behind the log is always safe. A checkpoint that is missing, too short, zero or
-ahead of the log is rebuilt: after a crash, a broker would otherwise scan either the entire log or
+A checkpoint behind the log is always safe. A checkpoint that is missing, too short, zero or ahead
+of the log is rebuilt. With such a checkpoint, a broker would scan all of the log after a crash, or
 too little of it.
 """
 
@@ -36,10 +36,11 @@ _NO_OFFSET = -1
 class CheckpointFacts:
     """Upper limits for the fields of a valid checkpoint. Times are store times in ms; 0 if unknown.
 
-    ``newest``: time of the newest message in the log; ``logics``: time of the last message that has
-    a consume queue entry; ``index``: end time of the newest full index file. ``last``: physical
-    offset of the last message (-1 if the log is empty). ``end``: physical offset of the end of the
-    log.
+    ``newest``: time of the newest message in the log.
+    ``logics``: time of the last message with a consume queue entry.
+    ``index``: end time of the newest full index file.
+    ``last``: physical offset of the last message; -1 for an empty log.
+    ``end``: physical offset of the end of the log.
     """
 
     newest: int
@@ -65,8 +66,8 @@ def facts_of(store: Store) -> CheckpointFacts:
 
 
 def _last_row(store: Store) -> int:
-    """Return the store time of the last message in the log to which a consume queue entry points; 0
-    if no entry points to a message.
+    """Return the store time (ms) of the last message to which a consume queue entry points; 0
+    without such a message.
     """
     places = [last_dispatched(store)]
     for queue in store.batch_queues.values():
@@ -115,13 +116,16 @@ def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
 
 def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
                      trust_index: bool = False) -> tuple[list[Step], list[Action]]:
-    """Return (steps, actions) that correct the checkpoint of the store at ``root``; both are empty
-    if it is valid.
+    """Return (steps, actions) that correct the checkpoint of the store at ``root``, both empty for
+    a valid checkpoint. Valid fields are kept.
 
-    Valid fields are kept. With ``generation`` 5, the physical offset of the last message is also
-    filled in, as the recovery of a 5.x broker does. ``trust_index``: whether to raise the index
-    time to the newest store time. This is necessary if the abort file is kept although the index is
-    complete: a broker would otherwise discard index files that are newer than the index time.
+    ``generation``: with 5, the physical offset of the last message is also filled in, as by a 5.x
+    broker's recovery.
+
+    ``trust_index``: raise the index time to the newest store time. This is necessary if the abort
+    file stays although the index is complete. Otherwise, a broker would discard index files newer
+    than the index time.
+
     Raises: StoreIOError if the file cannot be read.
     """
     # The page as it is; one that is not a file or too short counts as zeros.

@@ -1,5 +1,5 @@
 """Determine how a plan of `recover` affects consumers, which receive fillers in place of lost
-messages, and which lost messages are known only from consumer offsets.
+messages. Also determine the lost messages that only consumer offsets show.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ _ENDLESS = 1 << 62
 
 class ByPositions(NamedTuple):
     """Lost messages that are known only from consumer offsets: a group has consumed them, or they
-    were after the present end of a DLedger log. ``reached``: the queue offsets of all of them, by
-    queue. Some of these messages may already be counted as messages of unknown queues. Of the
-    others, ``listed`` contains the first ones, and ``more`` is the total number. ``notes``: notes
-    on the consumer offsets.
+    were after the present end of a DLedger log.
+
+    ``reached``: the queue offsets of all of them, by queue. Some may already be counted as messages
+        of unknown queues.
+    ``listed``: the first of those that are not counted yet.
+    ``more``: number of those that are not counted yet.
+    ``notes``: notes on the consumer offsets.
     """
 
     listed: tuple[Lost, ...] = ()

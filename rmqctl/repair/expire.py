@@ -1,9 +1,9 @@
 """Expire files as a broker's cleaner does: the oldest log files, then all files whose entries point
 only into expired log files.
 
-Spec: recovery.md §12, consumequeue.md §5, index.md §9. Log files expire from the oldest one on, up
-to the first that is kept; the last file never expires. Nothing is deleted: a plan moves the files
-aside.
+Log files expire from the oldest one on, up to the first that is kept. The last file never expires.
+Nothing is deleted: a plan moves the files aside. Spec: recovery.md §12, consumequeue.md §5,
+index.md §9.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 @dataclass(frozen=True, slots=True)
 class ExpiryLimits:
-    """Limits by which log files expire: a file that exceeds any limit expires. None: no limit.
+    """Limits by which log files expire. A file that exceeds any limit expires. None: no limit.
 
     ``older_than`` (ms): files expire if they were last modified this long ago or earlier, as with a
-    broker's ``fileReservedTime``. ``keep_bytes``: the oldest files expire until the log has at most
-    this size, as with a broker whose disk is full. ``free_bytes``: the oldest files expire until
-    they occupy this number of bytes on disk.
+        broker's ``fileReservedTime``.
+    ``keep_bytes``: the oldest files expire until the log has at most this size, as with a broker
+        whose disk is full.
+    ``free_bytes``: the oldest files expire until the expired files occupy this number of bytes on
+        disk.
     """
 
     older_than: int | None = None
@@ -62,9 +64,11 @@ class ExpiryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """A plan that expires files. ``min_before``, ``min_after``: the log's first physical offset
-    before and after the expiry. ``bytes``: total size of the expired files. ``rows``: number of
-    expired queue offsets by topic.
+    """A plan that expires files.
+
+    ``min_before``, ``min_after``: the log's first physical offset before and after the expiry.
+    ``bytes``: total size of the expired files.
+    ``rows``: number of expired queue offsets by topic.
     """
 
     plan: Plan
@@ -75,11 +79,12 @@ class Expiry:
 
 
 def expire(store: Store, now: int, limits: ExpiryLimits) -> Expiry:
-    """Return the plan that expires old files of ``store``. ``now``: epoch ms.
+    """Return the plan that expires old files of ``store``; write nothing. ``now``: epoch ms.
 
-    Files of queues, timer log and index also expire if the log files that they point into were
-    deleted earlier, as at a broker's startup. Writes nothing. Raises: RefusedError if log files
-    overlap; StoreIOError.
+    Files of queues, timer log and index also expire if the log files to which they point were
+    deleted earlier, as at a broker's startup.
+
+    Raises: RefusedError if log files overlap; StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
@@ -256,7 +261,7 @@ def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
     ``after``.
 
     A queue's first files expire if their last entries point before ``after``. The last file with an
-    entry never expires, because it determines the queue's next offset. Raises: StoreIOError.
+    entry stays, because it determines the queue's next offset. Raises: StoreIOError.
     """
     out = QueuesExpired()
     for key, queue in store.queues.items():
@@ -323,10 +328,11 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the number of the first entry that points to the given physical offset or a later one;
-    if no entry does, the end of the queue. Uses binary search.
+    """Return the number of the first entry that points to ``physical`` or a later offset; the end
+    of the queue without such an entry.
 
-    Padding entries point to offset 0, so they sort before all other entries.
+    Binary search finds the entry, because physical offsets ascend. Padding entries come first and
+    point to offset 0.
     """
     low, high = queue.first_index, queue.written
     while low < high:

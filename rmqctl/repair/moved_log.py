@@ -1,6 +1,6 @@
-"""Find what earlier repairs did that matters to the next repair: whether a repair still keeps
-complete log files that it moved aside because a broker's startup would delete them, and whether
-repairs created the consume queues.
+"""Find two facts about earlier repairs that matter to the next repair: a repair still keeps
+complete log files, moved aside because a broker's startup would delete them; repairs created the
+consume queues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MovedLog(NamedTuple):
 
 def moved_log(store: Store) -> MovedLog | None:
     """Return the newest repair that moved files from the end of the log aside, if these files are
-    still missing. Return None if no such repair exists or its journal cannot be read.
+    still missing. None without such a repair, or if its journal cannot be read.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1

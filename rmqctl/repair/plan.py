@@ -27,17 +27,17 @@ __all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "
            "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Function that takes the name of an activity and its total number of bytes, and returns a context
-manager that yields a function to call with the number of bytes processed.
+"""Function of (name of an activity, its total number of bytes). Returns a context manager, which
+yields a function to call with the number of bytes processed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """The content of a new file; it is in a file outside the store (in a scratch folder).
+    """The content of a new file, in a file outside the store (in a scratch folder).
 
-    ``movable``: whether that file may be renamed into the store instead of being copied, if it is
-    on the same file system.
+    ``movable``: whether that file may be renamed into the store. Otherwise, or on another file
+    system, it is copied.
     """
 
     path: str
@@ -70,8 +70,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Changes of an existing file in place: all ``pieces`` are written, and the old bytes are kept
-    for `undo`. The file grows if a piece extends beyond its end.
+    """Changes of an existing file in place. All ``pieces`` are written; `undo` restores the old
+    bytes. The file grows if a piece extends beyond its end.
 
     The modification time does not change, because it determines when a broker expires the file.
     """
@@ -132,10 +132,11 @@ def touches(steps: Iterable[Step], structure: str) -> bool:
 class Lost:
     """A message that cannot be restored, with everything known about it (None: unknown).
 
-    ``time_from``, ``time_to``: bounds of its store time (ms). ``key_hashes``: hashes of
-    ``topic#key`` in the index for this message. ``by``: the evidence for the message
-    (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only a consumer offset after
-    it; ``checkpoint``: only the time of the last message).
+    ``time_from``, ``time_to``: bounds of its store time (ms).
+    ``key_hashes``: hashes of ``topic#key`` in the index for this message.
+    ``by``: the evidence for the message: ``consumequeue``, ``record``, ``gap``, ``index``,
+        ``position`` (only a consumer offset after it) or ``checkpoint`` (only the time of the last
+        message).
     """
 
     topic: str | None
@@ -158,9 +159,12 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Losses of a plan that are not replaced by fillers. ``messages``: number of lost messages.
-    ``undecided``: number of discarded records that may be messages. ``places``: the first of these
-    messages and records whose bytes are still intact in the unrepaired log.
+    """Losses of a plan that no fillers replace.
+
+    ``messages``: number of lost messages.
+    ``undecided``: number of discarded records that may be messages.
+    ``places``: the first of these messages and records whose bytes are intact in the unrepaired
+        log.
     """
 
     messages: int = 0
@@ -184,14 +188,16 @@ def places_of(records: Iterable[tuple[int, int]],
 class Plan:
     """All changes that a repair would make to the store at ``root``.
 
-    ``steps`` are in the order of execution: log, queues, index, checkpoint, abort. ``notes``:
-    warnings for the user. ``messages_lost``: lost messages. ``messages_lost_total``: their number
-    if only the first ones are listed, otherwise None. ``ambiguous``: number of intact records that
-    are discarded but may be messages. ``messages``: number of messages in the store, including lost
-    messages (None: not counted). ``conflicts``: number of places at which another store has
-    different intact messages and ``--prefer`` is not given. ``kept_damaged``: number of messages
-    that are kept although a part of them is lost. ``left_damaged``: structures whose damage is not
-    repaired, because the correct content is unknown.
+    ``steps``: in the order of execution: log, queues, index, checkpoint, abort.
+    ``notes``: warnings for the user.
+    ``messages_lost``: lost messages, all or only the first ones.
+    ``messages_lost_total``: their number; None if all are listed.
+    ``ambiguous``: number of discarded intact records that may be messages.
+    ``messages``: number of messages in the store, lost ones included (None: not counted).
+    ``conflicts``: number of places where another store has different intact messages, without
+        ``--prefer``.
+    ``kept_damaged``: number of kept messages of which a part is lost.
+    ``left_damaged``: structures that are not repaired because the correct content is unknown.
     """
 
     command: str

@@ -1,9 +1,9 @@
-"""``pop release``: make messages visible again that a group received by POP but did not
-acknowledge.
+"""``pop release``: make messages visible again. A group received these messages by POP but did not
+acknowledge them.
 
 Each message is added to a retry topic of the group, as a broker's revive service does when the
-invisible time is over. An acknowledgement of the check point is added too, so that the broker does
-not deliver the message again.
+invisible time is over. Its check point is acknowledged, so the broker does not deliver the message
+again.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class Released:
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch, *, undecided: bool = False) -> Released:
-    """Return the plan for an opened store. ``undecided``: whether to also release messages that
-    damaged records may contain or acknowledge. Raises: RefusedError if the store must be repaired
-    before messages can be appended; UnsupportedError, StoreIOError.
+    """Return the plan for an opened store. ``undecided``: also release messages that damaged
+    records may contain or acknowledge.
+
+    Raises: RefusedError if the store must first be repaired; UnsupportedError, StoreIOError.
     """
     # What was not acknowledged, and what of it can be delivered again; what a broker does not take
     # is left.
@@ -120,9 +121,8 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     # What the operator should know.
     soon = [pop.delivery.point.visible_at for pop in pending if pop.delivery.kept_in == TIMER]
     if soon:
-        notes.append(f"start the broker before {time_text(min(soon))}, when it would make the "
-                     "first of these messages visible itself: after that they may be delivered "
-                     "twice")
+        notes.append(f"start the broker before {time_text(min(soon))}; if it starts later, some of "
+                     "these messages may be delivered twice")
     shown = [{**pop.as_dict(now), "retry_topic": message.topic,
               "released_offset": result.physical_offset}
              for pop, message, result in zip(chosen, messages, results, strict=False)]

@@ -52,8 +52,9 @@ _PAGE, _BLOCK = 1 << 12, 1 << 20
 
 
 class Puts(Changes):
-    """The changes that append messages to a store. ``clock``: returns the time in epoch ms. Raises:
-    UnsupportedError; RefusedError if the store must be repaired before messages can be appended.
+    """The changes that append messages to a store. ``clock`` returns the time in epoch ms.
+
+    Raises: UnsupportedError; RefusedError if the store must first be repaired.
     """
 
     def __init__(self, store: Store, configuration: Configured, scratch: Scratch,

@@ -97,14 +97,16 @@ PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, TIMER, CONFIG)
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """Options of `recover`. ``only``: some of `PARTS`. ``topic``, ``queue``: rebuild only the
-    consume queues of this topic, or one of them.
+    """Options of `recover`.
 
-    ``given``: values by the names of `Settings`; None for a value that is not given. ``sources``:
-    paths that `rmqctl.repair.sources.opening` accepts. ``prefer``: the source that wins where
-    copies differ, or "ours" for this store. ``light_rows``: whether to rebuild all entries of LMQs,
-    regardless of the broker's settings when it stored the messages (`--multi-dispatch`). ``form``:
-    the value of `--consumequeue`, which ``sizes`` contains, too.
+    ``only``: some of `PARTS`.
+    ``topic``, ``queue``: rebuild only the consume queues of this topic, or one of them.
+    ``given``: values by the names of `Settings`; None for a value that is not given.
+    ``sources``: paths that `rmqctl.repair.sources.opening` accepts.
+    ``prefer``: the source that wins where copies differ, or "ours" for this store.
+    ``light_rows``: rebuild all entries of LMQs, regardless of the broker's settings at the time
+        (`--multi-dispatch`).
+    ``form``: the value of `--consumequeue`; ``sizes`` has it, too.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -132,8 +134,8 @@ class RecoverOptions:
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Return the structures that must have a writable form. The form of the log does not matter
-        if only derived structures are rebuilt.
+        """Return the structures that must have a writable form. The log is not among them if only
+        derived structures are rebuilt.
         """
         derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
         return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
@@ -151,11 +153,14 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
-    """Return the plan for the store at ``root``. Derived files are built in ``scratch``, which must
-    exist until the plan is applied; nothing else is written. ``make``: a function that rebuilds,
-    with the signature of `rmqctl.repair.rebuild.rebuild.rebuild`. Raises: NotAStoreError,
-    RefusedError (for sizes that contradict each other, see `configured` and `salvage`),
-    StoreIOError.
+    """Return the plan for the store at ``root``. Writes only derived files to ``scratch``, which
+    must exist until the plan is applied.
+
+    ``make``: the function that rebuilds, with the signature of
+    `rmqctl.repair.rebuild.rebuild.rebuild`.
+
+    Raises: NotAStoreError, StoreIOError; RefusedError, also for sizes that contradict each other
+    (see `configured` and `salvage`).
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
             opened.before_unfinished() as store:
@@ -353,8 +358,8 @@ class _Planner:
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
-        """Return the id of an earlier repair that moved complete log files aside, if undoing it
-        would restore these files and revert nothing else; otherwise None.
+        """Return the id of an earlier repair that moved complete log files aside. None without such
+        a repair, or if undoing it would also revert other changes.
         """
         moved = moved_log(self._store)
         if moved is None:
@@ -389,9 +394,11 @@ class _Planner:
                 "the log elsewhere (--commitlog-dir) or not mounted?")
 
     def _refuse_log_in_root(self, *, files_in_root: bool = False) -> None:
-        """Raise RefusedError if the log files are in the root of the store: a broker does not start
-        on them, and a repair cannot distinguish them from the checkpoint and the lock file.
-        ``files_in_root``: whether the root is known to contain log files.
+        """Raise RefusedError if the log files are in the root of the store. No broker starts on
+        such a store, and a repair cannot distinguish the log files from the checkpoint and the lock
+        file.
+
+        ``files_in_root``: whether log files in the root are already known.
         """
         root = os.path.realpath(self._root)
         if files_in_root or any(
@@ -554,10 +561,10 @@ class _Planner:
         return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
 
     def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:
-        """Rebuild consume queues and index from the repaired log; return None if --only includes
-        none of them.
+        """Rebuild consume queues and index from the repaired log. Return None if --only selects
+        neither.
 
-        ``settled``: disputes in which entries have proved what the log should contain.
+        ``settled``: disputes in which the entries have proved the right content of the log.
         """
         # The selected structures; a database is rebuilt separately.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
@@ -662,8 +669,10 @@ class _Planner:
         self._take(rocksdb.steps(self._root, database, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
-        """Return the structures that remain damaged: the log, if some of its messages get no entry
-        (their topic cannot be the name of a folder) or contradict the index; the index, if its
+        """Return the structures that remain damaged.
+
+        The log is among them if some of its messages contradict the index or get no entry, because
+        their topic cannot be the name of a folder. The index is among them if it is damaged and its
         numbers of slots and entries are unknown.
         """
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
@@ -683,8 +692,8 @@ class _Planner:
             self._store, part, self._watch, self._options.jobs))
 
     def _unjudged(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Return the LMQs that are not rebuilt because it is unknown whether they lack entries. If
-        the user has set multi-dispatch, return no LMQs.
+        """Return the LMQs that are not rebuilt because they may or may not lack entries. Return
+        none if the user switched multi-dispatch off or asked for all entries.
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(

@@ -83,11 +83,13 @@ class DiskOutlook:
 
 @dataclass(slots=True)
 class Retention:
-    """Actions of a broker's cleaner on a store. ``settings``: origin of each setting's value.
-    ``next_run``: next time (ms) of deleteWhen (None: never). ``unread``: number of expiring
-    messages that groups have not read, by (group, topic) and queue id (None: unknown, because the
-    queues cannot be read). ``outlook``: prediction of disk use; if None, ``no_outlook`` is the
-    reason.
+    """Actions of a broker's cleaner on a store.
+
+    ``settings``: origin of each setting's value.
+    ``next_run``: next time (ms) of deleteWhen (None: never).
+    ``unread``: number of expiring messages that groups have not read, by (group, topic) and queue
+        id. None if the queues cannot be read.
+    ``outlook``: prediction of disk use; without it, ``no_outlook`` is the reason.
     """
 
     release: str

@@ -33,9 +33,10 @@ def target(store: Store, path: str) -> str:
 
 def cut_files(store: Store, files: Sequence[StoreFile], end: int,
               used: int | None = None) -> list[Step]:
-    """Return the steps that truncate consecutive files at byte ``end``: later bytes become zeros,
-    and files that begin at ``end`` or later are moved aside, the last file first. ``used``: end of
-    the written bytes, if known.
+    """Return the steps that truncate consecutive files at byte ``end``. Later bytes become zeros.
+    Files that begin at ``end`` or later are moved aside, the last file first.
+
+    ``used``: end of the written bytes, if known.
     """
     steps: list[Step] = []
     for file in reversed(files):
@@ -54,9 +55,10 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """Return the target of a log file; for a missing file, the path that it would have.
+    """Return the target of a log file. For a missing file, this is the path that the file would
+    have.
 
-    The bytes of the part may be in another file, which does not belong to the log.
+    The bytes of the part may be in another file that does not belong to the log.
     """
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
@@ -112,12 +114,12 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError if the path of a target contains a link that one user owns to a file that
-    another user owns.
+    """Raise RefusedError if the path of a target contains a link that one user owns to a file of
+    another user.
 
-    The administrator repairs the stores of other users. Such a user must not be able to create a
-    link through which the repair changes a file that only the administrator may change. The kernel
-    has the same rule for links in ``/tmp`` (protected_symlinks).
+    The administrator repairs the stores of other users. A user must not be able to make the repair
+    change a file of the administrator through a link. The kernel has the same rule for links in
+    ``/tmp`` (protected_symlinks).
     """
     if os.geteuid() != 0:
         return

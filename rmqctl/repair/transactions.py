@@ -61,8 +61,10 @@ class Ended:
 
 def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[[], int],
              scratch: Scratch) -> Ended:
-    """Return the plan for an opened store. Raises: RefusedError for an unknown id, or if the store
-    must be repaired before messages can be appended; UnsupportedError, StoreIOError.
+    """Return the plan for an opened store.
+
+    Raises: RefusedError for an unknown id, or if the store must first be repaired;
+    UnsupportedError, StoreIOError.
     """
     # The selected transactions.
     now, problems = clock(), list[Problem]()

@@ -1,13 +1,13 @@
 """Messages and frames of a walk as Arrow record batches with selected columns.
 
 Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. In
-text that is not UTF-8, invalid bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
-exact bytes are in ``record``. Record batches may be kept, because they do not refer to the walk's
-buffer. Each one covers one batch of the walk (2 MiB of log, or one larger record).
+text that is not UTF-8, invalid bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``. The
+exact bytes are in ``record``. A record batch covers one batch of the walk (2 MiB of log, or one
+larger record). It may be kept, because it does not refer to the walk's buffer.
 
-Properties follow `rmqctl.formats.local.properties.parse`: the key ends at the first separator,
-empty keys and values are ignored, and of a duplicate key the last value counts, at the position of
-the first. Keys are decoded before they are compared.
+Properties follow `rmqctl.formats.local.properties.parse`. The key ends at the first separator.
+Empty keys and values are ignored. Of a duplicate key, the last value counts, at the position of the
+first. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Array] | None:
-    """Return, for each key of each row, its first position (ascending) and its last position; None
+    """Return (first position, last position) of each key of each row; first positions ascend. None
     if no key is duplicate.
 
     ``keys`` are numbers below ``width``.
@@ -379,8 +379,8 @@ def _in_order(parts: list[tuple[Any, pa.StringArray]], count: int) -> pa.StringA
 
 
 def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
-    """Return a column of maps as Python dicts. Arrow's own conversion, which creates a scalar for
-    each pair, takes ten times as long.
+    """Return a column of maps as Python dicts. Arrow's own conversion takes ten times as long,
+    because it creates a scalar for each pair.
     """
     values: list[dict[str, str | None] | None] = []
     for part in column.chunks:

@@ -164,8 +164,8 @@ def _logarithm(value: int) -> int:
 
 
 def _squared(value: int, number: int) -> int:
-    """Return ``value`` to the power of 2^2^``number``. This exponent is the prime with this number,
-    minus one. Squaring is linear, so one table per byte of ``value`` is enough.
+    """Return ``value`` to the power of 2^2^``number``. This exponent is ``_PRIMES[number]`` minus
+    one. Squaring is linear, so a table per byte of ``value`` is enough.
     """
     low, middle, high, top = _squares()[number]
     return (low[value & 0xFF] ^ middle[value >> 8 & 0xFF] ^ high[value >> 16 & 0xFF]
@@ -227,8 +227,8 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 @cache
 def _byte_logarithms() -> tuple[list[int], list[int]]:
-    """Return (the logarithms of the byte values 1 to 255 in ascending order, the values in that
-    order). Doubling a value subtracts one from its logarithm.
+    """Return (the logarithms of the byte values 1 to 255 in ascending order, the values in the same
+    order). The logarithm of a doubled value is smaller by one.
     """
     logarithms = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):

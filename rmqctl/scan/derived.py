@@ -45,8 +45,8 @@ _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
-    """The numbers of the queues of messages. The caller's function ``number`` assigns them; the
-    number of each queue with an id below `_DENSE` is requested only once.
+    """Numbers of the queues of messages, assigned by the caller's function ``number``. For a queue
+    with an id below `_DENSE`, the function is called only once.
     """
 
     def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:
@@ -93,8 +93,8 @@ class TagsCodes:
         """Return (code of each message, rows of the messages with tags, length of their tags in
         bytes), all int64.
 
-        A message whose DELAY is not a number gets the tags' hash (a broker treats such a record as
-        damage).
+        If a message's DELAY is not a number, its code is the tags' hash. A broker treats such a
+        record as damage.
         """
         row, start, length = properties.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)

@@ -1,8 +1,8 @@
 """64-bit digests of the content of each record of a batch, for comparing messages.
 
-Equal content has equal digests within one process. Different content has different digests, with a
-chance of 1 in 2^64 of a false match; a change of a single number of fixed width is always detected.
-Digests have no meaning outside of the process.
+Within one process, equal content has equal digests. Different content has equal digests with a
+chance of 1 in 2^64, and never if only one number of fixed width differs. In other processes,
+digests have no meaning.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Threads that must end before the interpreter does.
 
-If a thread still runs when the interpreter exits, its next use of Python stops it, which aborts the
-process or blocks the thread forever: code that waits for the thread in a late ``finally`` never
-returns. So objects that have threads, or are called by threads of other libraries, are registered
-here, and are ended when the process is about to exit. This is a safety net: code that starts
-threads should end them itself.
+When the interpreter exits, a running thread is stopped at its next use of Python. This aborts the
+process or blocks the thread forever. In the second case, code that waits for the thread in a late
+``finally`` never returns.
+
+So objects with threads, and objects that threads of other libraries call, are registered here. They
+are ended before the process exits. This is a safety net: code that starts threads should end them
+itself.
 """
 
 from __future__ import annotations

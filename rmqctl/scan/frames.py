@@ -1,7 +1,7 @@
 """Frames as columns: a batch of message frames in one buffer, and the spans between them.
 
-All field positions are derived by `formats.layout` from the declaration in `formats.message`. Loops
-over the bytes run in the compiled kernel if it is installed, else by column with NumPy.
+`formats.layout` derives all field positions from the declaration in `formats.message`. Loops over
+the bytes run in the compiled kernel, if it is installed, or by column with NumPy.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ Doubtful = tuple[tuple[int, int], ...]
 class Span:
     """Bytes of a log that are not a message: ``blank``, ``zero`` or ``damaged``.
 
-    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` describe the
-    fault, and ``located`` means that the span is exactly one record (not the result of a search for
-    the next). ``doubtful``: frames in the span that may be records of the log or part of a body.
+    ``offset``: physical offset.
+    ``length``: in bytes.
+    ``reason``, ``field``: the fault of damage.
+    ``located``: whether the span is exactly one record, not the result of a search for the next.
+    ``doubtful``: frames in the span that may be records of the log or part of a body.
     """
 
     kind: str
@@ -111,7 +113,7 @@ _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 def gather(data: Array, at: Array, width: int) -> Array:
     """Return the ``width`` bytes at each position in ``at``, as a contiguous array of void items.
 
-    ``data`` is a uint8 array; each position must be at least ``width`` bytes before its end.
+    ``data`` is a uint8 array, and must contain all these bytes.
     """
     window: Array = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data.data,
                                strides=(1,))
@@ -170,9 +172,12 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
 class Batch:
     """Message frames of one buffer, in order, and the spans between and after them.
 
-    ``data`` (uint8) is only valid until the walk continues; ``base`` is the physical offset of
-    ``data[0]``. ``start`` are the positions of the records in ``data``; the ``head`` bytes before a
-    record belong to its frame; all other columns are computed on demand.
+    ``data`` (uint8): the buffer, valid only until the walk continues.
+    ``base``: physical offset of ``data[0]``.
+    ``start``: positions of the records in ``data``.
+    ``head``: number of bytes before a record that belong to its frame.
+
+    All other columns are computed on demand.
     """
 
     def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, RecordShape]],
@@ -338,11 +343,12 @@ def gathered(batches: Sequence[Batch]) -> Batch:
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
                  head: int = 0) -> Batch:
-    """Return the consecutive records from ``data[at:]`` on, found by following their sizes; before
-    each record are ``head`` bytes of an entry header.
+    """Return the consecutive records from ``data[at:]`` on, at most ``most``. The sizes lead from
+    one record to the next.
 
-    The records end before the first one that is not proved (see `examine`) or whose frame starts at
-    or after ``end``; at most ``most`` are returned. ``base`` is the physical offset of ``data[0]``.
+    The records end before the first one that is not proved (see `examine`), or whose frame starts
+    at or after ``end``. ``base``: physical offset of ``data[0]``. ``head``: size of the entry
+    header before each record.
     """
     kernel = active()
     if kernel is None:
@@ -443,8 +449,8 @@ def _placed(batch: Batch, base: int | Array) -> Batch:
 
 def _lengths(data: Array, start: Array, total: Array, shaped: RecordShape, out: dict[str, Array],
              rows: Any) -> Array:
-    """Fill in the positions of the variable-length fields for records of one shape; return a
-    boolean array: whether each record's lengths add up.
+    """Write the positions of the variable-length fields of records of one shape to ``out``. Return
+    a boolean array: whether each record's lengths add up.
     """
     if len(data) < shaped.head_size:
         return np.zeros(len(start), bool)

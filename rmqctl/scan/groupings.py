@@ -46,9 +46,9 @@ _LATER = object()
 class KeyNumbers:
     """Small numbers for keys, in order of appearance.
 
-    With ``only``, only these keys have their own numbers; all other keys are combined into `OTHER`.
-    A table of the kernel, if it is installed, numbers the texts: most texts occur only once, and no
-    Python object is created for them.
+    With ``only``, these keys have their own numbers, and all other keys share the number of
+    `OTHER`. Texts are numbered by a table of the kernel, if it is installed. Most texts occur only
+    once, and the table creates no Python objects for them.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
@@ -264,6 +264,6 @@ GROUPINGS: dict[str, Callable[[KeyNumbers, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""The groupings by name. Hours and days are sums of quarter hours, which fit every time zone. Size
-classes are powers of two: a record belongs to the greatest one that its size reaches.
+"""The groupings by name. Hours and days are counted in quarter hours, which fit every time zone.
+A size class is a power of two: the greatest one that a record's size reaches.
 """

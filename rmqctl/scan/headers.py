@@ -42,8 +42,10 @@ def _none() -> Array:
 
 @dataclass(slots=True)
 class Headers:
-    """Anomalies in a part of a log. The records at both ends of the part are not judged until their
-    neighbors are known: `merge` with the next part, or `settle` at the ends of the log.
+    """Anomalies in a part of a log.
+
+    The first and the last record of the part are judged once their neighbors are known: after
+    `merge` with the next part, or `settle` for the entire log.
     """
 
     faults: list[HeaderFault] = field(default_factory=list)
@@ -86,7 +88,7 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """Add ``count`` messages of one host, whose times are possible and differ by less than half
+        """Add ``count`` messages of one host. Their times are possible and differ by less than half
         a year. ``heads``: the rows of the first two and the last two messages.
         """
         if count < _ENDS:

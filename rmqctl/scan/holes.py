@@ -1,7 +1,7 @@
-"""Position of the data in a file, and the end of the data, found without reading holes.
+"""The positions of the data in a file, and the end of the data, found without reading holes.
 
-A hole within the data is not taken for the end of the data. Files without holes are read from the
-end, in growing pieces, so a file with few used bytes is quick to examine.
+A hole within the data is not taken for the end of the data. A file without holes is read from its
+end, in growing pieces. So a file with few used bytes is quick to examine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAX_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes, ascending. If
-    the system does not report holes, yield the entire rest.
+    """Yield the ranges ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes,
+    ascending. If the system does not report holes, yield the entire rest.
     """
     position = start
     while position < end:
@@ -37,8 +37,8 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def data_end(source: Source, start: int, end: int) -> int:
-    """Return the position in ``[start, end]`` after which there are only holes up to ``end`` (or a
-    position up to a page later); ``start`` if the range contains no data.
+    """Return the end of the data in ``[start, end]``, or a position up to a page later. Only holes
+    follow up to ``end``. Return ``start`` if the range contains no data.
     """
     low = source.next_data(start)
     if low >= end:

@@ -125,8 +125,8 @@ class Cells:
         """Return texts as JSON: as a string, a list of the parts between spaces, or the object for
         a properties string.
 
-        ``others`` converts the texts selected by ``is_for_others`` (bool), and texts that are not
-        UTF-8, are very long, or contain a property twice.
+        ``others`` converts texts that are not UTF-8, are very long, contain a property twice, or
+        are selected by ``is_for_others`` (bool).
         """
         start, length = contiguous(texts.start, texts.length)
         left_out = length > LONG

@@ -1,8 +1,8 @@
 """Allocator and garbage collector settings for processes that read much data.
 
-A walk creates and drops the same column buffers thousands of times. glibc initially returns buffers
-of their size to the system, and each page is then faulted in again, which takes up to a fifth of
-the run time of `verify`. Without glibc `keep_freed_memory` does nothing.
+A walk creates and drops the same column buffers thousands of times. By default, glibc returns such
+buffers to the system. Faulting their pages in again takes up to a fifth of the run time of
+`verify`. Without glibc, `keep_freed_memory` does nothing.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def resident() -> int:
 
 @cache
 def collect_rarely() -> None:
-    """Search for reference cycles less often, and never in existing objects; takes effect once per
+    """Search for reference cycles less often, and never in existing objects. Takes effect once per
     process.
 
-    With millions of short-lived objects without cycles, many of them alive at the same time, the
-    usual frequency costs a tenth to a fifth of the run time.
+    A scan has millions of objects without cycles, many of them alive at the same time. The usual
+    frequency would cost a tenth to a fifth of the run time.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,6 +1,6 @@
 """Bytes laid over a file without changing the file: a log as it would be after a repair.
 
-A piece stores its bytes sparsely, so gigabytes of zeros need no memory.
+The zeros of a piece need no memory, even if they are gigabytes.
 """
 
 from __future__ import annotations

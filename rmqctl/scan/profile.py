@@ -32,9 +32,8 @@ _MIN_CELL = 64
 class Timeline:
     """Numbers of messages and bytes by store time, in at most `MAX_STEPS` steps of ``step`` ms.
 
-    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: the
-    number of messages with a time before brokers existed or after 2099, which are not counted in
-    any step.
+    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: number of
+    messages before the first broker or after 2099; no step counts them.
     """
 
     def __init__(self) -> None:
@@ -80,11 +79,13 @@ class Timeline:
 
 
 class LogProfile:
-    """Profile of a log from physical offset ``start`` to ``end``. ``times``: sums by store time;
-    ``queues``: sums by topic and queue id; ``cells``: number of bytes (int64) of each of the
-    `KINDS` in each cell of ``cell`` bytes.
+    """Profile of a log from physical offset ``start`` to ``end``. Messages that fail a checksum are
+    damage.
 
-    Messages that fail a checksum are damage.
+    ``times``: sums by store time.
+    ``queues``: sums by topic and queue id.
+    ``cells``: number of bytes (int64) of each of the `KINDS`, for each cell of ``cell`` bytes of
+        the log.
     """
 
     def __init__(self, start: int, end: int) -> None:

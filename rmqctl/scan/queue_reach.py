@@ -2,7 +2,8 @@
 
 Everything is computed by column: Python handles a queue's key once per batch, never a single
 message. Only records with a consume queue entry count (spec: consumequeue.md §4). An inner batch
-covers several queue offsets (§9); a multi-dispatched message counts in further queues too (§10).
+covers several queue offsets (§9). A multi-dispatched message also counts in its further queues
+(§10).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ENDLESS = 1 << 62
 """A physical offset greater than any in a log."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
-"""Function of (queue, queue offsets, physical offsets) that returns a boolean array: whether the
-entry at each queue offset points to the physical offset.
+"""Function of (queue, queue offsets, physical offsets). Returns a boolean array: whether the entry
+at each queue offset points to the physical offset.
 """
 
 
@@ -259,12 +260,12 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
 def skipped_rows(
         properties: text.PropertySegments, which: Array
 ) -> tuple[Array, text.Texts, Array]:
-    """Return the further entries that are missing because a record's lists differ in length: the
-    broker assigned the queue offsets of these entries, but does not write the entries.
+    """Return the missing further entries of records whose lists differ in length. A broker assigns
+    the queue offsets of these entries but does not write the entries.
 
-    For each light queue, a 5.x broker adds a queue offset to the list of offsets; for each other
-    name, an empty item. Empty items after the last offset are dropped when the list is split, so
-    the list of offsets is too short.
+    A 5.x broker adds to the list of offsets a queue offset for each light queue, and an empty item
+    for each other name. When the list is split, empty items at the end are dropped, so the list is
+    too short.
     """
     return _paired(properties, which, np.greater)
 
@@ -272,8 +273,8 @@ def skipped_rows(
 def _paired(properties: text.PropertySegments, which: Array,
             fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, name, number) of each name with an offset, for the records that ``fit``
-    accepts by their number of names and their number of offsets.
+    """Return (record, name, number) of each name with an offset. ``fit`` selects records by their
+    numbers of names and of offsets.
     """
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
@@ -307,8 +308,8 @@ def _all_blank(texts: text.Texts) -> Array:
 
 
 def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
-    """Return (the list that contains each part, the parts between commas, the number of parts of
-    each list).
+    """Split lists at commas. Return (number of the list of each part, the parts, the number of
+    parts of each list).
 
     Empty parts at the end are dropped, as by Java's split.
     """
@@ -350,9 +351,11 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
 
 
 def telling(place: Array) -> Array:
-    """Return the positions of the entries that may prove a message: the longest series of entries
-    whose physical offsets (``place``, int64, of adjacent entries) are possible and ascend. An entry
-    that contradicts others is damaged itself and proves nothing.
+    """Return the positions of the entries that may prove a message: the longest series whose
+    physical offsets are possible and ascend. ``place``: the physical offsets of adjacent entries
+    (int64).
+
+    All other entries contradict the series, so they are damaged and prove nothing.
     """
     possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
     rows: Array = possible[ascending(place[possible])]

@@ -1,10 +1,11 @@
 """Tests of single positions of a log: whether a record or a blank record may begin there.
 
-A record proves itself by its magic, by lengths that add up, and above all by a physical offset
-equal to its position; in addition, something provable must follow the record, or its body must
-match its CRC. But a sender can put a complete record into a message body. So after damage, this
-module finds only candidates: `rmqctl.scan.damage.extents` decides which of them are records of the
-log.
+A record is provable by its magic, by lengths that add up, and above all by a physical offset equal
+to its position. In addition, something provable must follow the record, or its body must match its
+CRC.
+
+A sender can put a complete record into a message body. So after damage, this module finds only
+candidates, and `rmqctl.scan.damage.extents` decides which of them are records of the log.
 """
 
 from __future__ import annotations
@@ -63,9 +64,8 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """Return the bytes of the record whose frame begins at ``position``. Return None unless the
-    record's magic, offset and lengths match; in a DLedger log, those of its entry must match as
-    well.
+    """Return the bytes of the record whose frame begins at ``position``. None unless the magic,
+    offset and lengths of the record match; in a DLedger log, those of its entry must match, too.
     """
     entry = None
     if source.head:
@@ -177,8 +177,8 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of records in ``[start, end)`` that look intact but cannot be proven:
-    they have no body, and so no CRC, and damage follows them.
+    """Yield (position, size) of records in ``[start, end)`` that look intact but cannot be proven.
+    Such a record has no body, so no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):
@@ -190,8 +190,8 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Return the positions in ``data``, which begins at ``start``, that need to be checked with
-    `provable`. They are found by column, because foreign bytes may contain very many magics.
+    """Return the positions in ``data`` that need a check with `provable`. ``start``: position of
+    ``data[0]``. The search is by column, because foreign bytes may contain very many magics.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)
@@ -222,11 +222,11 @@ def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield windows (position, bytes) that together contain all nonzero bytes of ``[start, end)``;
-    holes are not read.
+    """Yield windows (position, bytes) that together contain all nonzero bytes of ``[start, end)``.
+    Holes are not read.
 
-    Each window includes `BLANK_SIZE` bytes of the next window, and begins early enough that the
-    magic of each record that starts in ``[start, end)`` is in one window.
+    Each window also has the first `BLANK_SIZE` bytes of the next one. The magic of each record that
+    starts in ``[start, end)`` is completely in one window.
     """
     window, position = _FIRST_WINDOW, start
     while position < end:

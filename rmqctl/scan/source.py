@@ -91,9 +91,9 @@ class Witness(Protocol):
 
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
                      sizes: Array) -> Array:
-        """Return a boolean array with the result of `confirms` for many records of one queue: their
-        queue offsets, physical offsets and sizes. False may also mean that the result is unknown
-        and `confirms` has to be called for the record.
+        """Return a boolean array: the result of `confirms` for many records of one queue, given
+        their queue offsets, physical offsets and sizes. False may also mean unknown; then call
+        `confirms`.
         """
         ...
 
@@ -183,8 +183,8 @@ class BytesSource:
 
 
 class AtHand:
-    """A source with some bytes in memory, as a walk has read them; these bytes are not read from
-    the file again.
+    """A source with some of its bytes in memory. A walk has read these bytes; they are not read
+    from the file again.
     """
 
     def __init__(self, source: Source) -> None:
@@ -278,9 +278,8 @@ def open_bytes(path: str) -> tuple[int, int]:
 class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
-    ``size`` is determined at opening; bytes appended later are not visible through this object.
-    Bytes from position ``limit`` on read as zeros, because they were written after the examined
-    moment. With ``device``, the file may be a block device.
+    ``size`` is the size at opening. Bytes from position ``limit`` on read as zeros, because they
+    were written after the examined moment. With ``device``, the file may be a block device.
     """
 
     _fd = -1  # `__del__` calls `close` even if opening failed
@@ -366,8 +365,8 @@ class FileSource(Closing):
         return done
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
-        """Fill ``buffer[start:end]`` from ``position`` for each part (int64); bytes after the end
-        of the file, or after ``limit``, read as zeros.
+        """Fill ``buffer[start:end]`` from ``position`` for each part (int64 arrays). Bytes after
+        the end of the file or the limit of this source are zeros.
 
         Raises: StoreIOError.
         """
@@ -396,11 +395,11 @@ class FileSource(Closing):
     def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
                      mapped: bool = True) -> bool:
         """Fill ``buffer`` with the records of these sizes at these physical offsets (int64), back
-        to back. Return whether every record is complete, matches its CRC, and ends at or before
-        physical offset ``end``.
+        to back. ``mapped``: read from a mapping.
 
-        Returns False without the compiled kernel, with a limit, or if something cannot be read;
-        callers then read record by record. ``mapped``: read from a mapping.
+        Return True if every record is complete, matches its CRC, and ends at or before physical
+        offset ``end``. Return False without the kernel, with a limit, or after a failed read; the
+        caller then reads record by record.
         """
         stopping.check()
         kernel = active()

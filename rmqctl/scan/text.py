@@ -107,10 +107,10 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """Return (the texts as an array, uint8 [n, width], with zeros after shorter texts; whether all
-    texts have the full width).
+    """Return (the texts as an array, uint8 [n, width], padded with zeros; whether all texts have
+    the full width).
 
-    Raises: IndexError if a text is not inside the data, or too long.
+    Raises: IndexError if a text is too long or not inside the data.
     """
     texts: Array = np.zeros((len(start), width), np.uint8)
     kernel = active()
@@ -173,10 +173,9 @@ def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
 
 
 def _polynomial(texts: Array) -> Array:
-    """Return the hash (uint32) of each row of bytes, as if each were an ASCII text of the full
-    width.
+    """Return the hash (uint32) of each row of bytes, as an ASCII text of the full width.
 
-    ``einsum`` is numpy's own loop: it uses no BLAS, and no threads in addition to the workers.
+    ``einsum`` is NumPy's own loop. It uses no BLAS, so no threads besides the workers.
     """
     width = texts.shape[1]
     powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
@@ -210,10 +209,10 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
 
 def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
-    """Return (number of the text of each part, starts, lengths) of the parts of texts.
+    """Return the parts of texts: (number of the text of each part, starts, lengths).
 
-    A separator is a single byte (default: the space); with ``ended``, the last separator ends the
-    text and no part follows it. Empty parts are dropped, or kept with ``keep_empty``.
+    A separator is a single byte (default: the space). With ``ended``, the last separator ends the
+    text, and no part follows. Empty parts are dropped, unless ``keep_empty`` is True.
     """
     # Compiled, again with more space if the parts do not fit.
     kernel = active()
@@ -442,11 +441,11 @@ class PropertySegments:
         return column
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
-        """Return (row, hash of its index entry, length in bytes) of the keys in index order, all
-        int64: each record's unique key, then its keys.
+        """Return the index keys as (row, hash in the index entry, length in bytes), all int64. Each
+        record's unique key comes first, then its other keys.
 
         ``topic``: the number of each record's topic. ``sharp``: the hash of ``topic#`` for each
-        topic number. None if the kernel cannot compute the keys; then the caller must.
+        topic number. Return None if the kernel cannot compute the keys; then the caller must.
         """
         kernel = active()
         if kernel is None:

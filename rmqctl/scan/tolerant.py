@@ -40,14 +40,16 @@ class _OfConsumerError(Exception):
 
 
 class TolerantWalk:
-    """Iterates over the batches of ``[start, end)`` like `Walk`, and over the lost ranges, in
+    """Iterates over the batches of ``[start, end)`` like `Walk`, and over the unreadable ranges, in
     order.
 
-    ``open_source`` is called once; if it fails, the entire range is lost. If a read fails, the walk
-    continues in small steps up to the unreadable position, skips `SKIPPED` bytes or more and
-    continues at the next provable record. ``first`` (known with the first item), ``position`` and
-    ``sound`` are as in `Walk`; ``shrunk``: whether the file ends before ``end``. ``no_stale``:
-    whether stale records next to damage count as damage.
+    ``open_source`` is called once; if it fails, the entire range is unreadable. After a failed
+    read, the walk continues in small steps up to the unreadable position. It skips `SKIPPED` bytes
+    or more and continues at the next provable record.
+
+    ``first`` (known with the first item), ``position``, ``sound``: as in `Walk`.
+    ``shrunk``: whether the file ends before ``end``.
+    ``no_stale``: whether stale records next to damage count as damage.
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,

@@ -1,9 +1,9 @@
-"""The frame walk: divides a commitlog file (or a range of it) into frames (architecture, idea 2).
+"""The frame walk: divides a commitlog file, or a range of one, into frames (architecture, idea 2).
 
 Every byte of the range belongs to exactly one frame: a message, a blank record, zeros, or damage.
-The walk follows the sizes record by record (the only Python code that runs per record); everything
-else is checked by column. Where the chain of records breaks, `resync` determines what the bytes are
-and where the chain continues.
+The walk follows the sizes record by record; no other Python code runs per record. Everything else
+is checked by column. Where the chain of records breaks, `resync` determines what the bytes are and
+where the chain continues.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 Sound = Callable[[Array, int, int, int], int]
-"""Function that uses sound records, which the walk then skips. Arguments: data, physical offset of
+"""Function that uses sound records; the walk then skips them. Arguments: data, physical offset of
 data[0], position of the next frame, position after the last frame. Returns the position after the
-records that it has used.
+used records.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
@@ -83,19 +83,23 @@ def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | 
 
 class Walk:
     """Iterates over the batches of ``[start, end)`` of a source (positions, not physical offsets).
+    A frame belongs to the range in which it starts.
 
-    A frame belongs to the range in which it starts. ``start`` must be a frame boundary, unless
-    ``resync`` is true: then the walk begins at the first provable record at or after it, and
-    ``first`` is its position. Unlike the result of `start_of`, this record is a guess: it may be
-    part of a message body. ``position`` is the walk's position; after the walk, the next range
-    begins there. With ``growing`` the walk ends at the first bytes that are neither a message nor a
-    blank record, because these bytes may be incomplete in a file that is being written.
-    ``by_itself``: whether the file belongs to no store, so that frames in the body of a damaged
-    record are not counted as messages of the file; ``is_dense``: whether the log has all messages
-    of its queues. ``whole``: whether all frames of a buffer form one batch, even with damage
-    between them; otherwise a batch ends at the first damage. ``beside`` removes stale records,
-    which look like messages, from each batch (`rmqctl.scan.damage.stale`). ``sound`` is called
-    first with the data read; the records that it uses are not included in any batch.
+    ``start``: a frame boundary, or any position with ``resync``.
+    ``resync``: begin at the first provable record. Unlike the result of `start_of`, this record is
+        a guess: it may be part of a message body.
+    ``first``: position at which the walk began.
+    ``position``: position of the walk; after the walk, the next range begins there.
+    ``growing``: end at the first bytes that are neither a message nor a blank record, because a
+        file that is being written may be incomplete there.
+    ``by_itself``: whether the file belongs to no store. Frames in the body of a damaged record then
+        do not count as messages.
+    ``is_dense``: whether the log has all messages of its queues.
+    ``whole``: whether all frames of a buffer form one batch; otherwise, a batch ends at the first
+        damage.
+    ``beside``: removes stale records, which look like messages, from each batch
+        (`rmqctl.scan.damage.stale`).
+    ``sound``: called first with the data read; the records that it uses are in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
@@ -226,9 +230,8 @@ class Walk:
         return batch if self._beside is None else self._beside(batch)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
-        """Return whether the frame at ``at`` can be judged from the buffer's content.
-
-        False for a record that looks valid but ends after the buffer: read more first.
+        """Return whether the frame at ``at`` can be judged from the buffer. False for a record that
+        looks valid but ends after the buffer: read more first.
         """
         at += self.source.head
         if at + START_SIZE > filled:

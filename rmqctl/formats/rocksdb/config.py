@@ -1,7 +1,7 @@
 """Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
 
-v1 (5.1.4+) has one database each for topics, groups and offsets, with names as keys and JSON as
-values; v2 (5.3.2+) has a single database, in which a table number in the key distinguishes them.
+v1 (5.1.4+) has a database each for topics, groups and offsets. Keys are names, values are JSON. v2
+(5.3.2+) has one database for everything, with a table number in each key.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ _QUEUE = layout.reader(Struct("mark" / Int8ub, "queue_id" / Int32sb))
 
 
 class Key(NamedTuple):
-    """A v2 key. ``group``, ``topic`` and ``queue_id`` are set in the key of an offset; ``name`` is
-    the topic or group in the keys of other tables. The key of a data version has only the table.
+    """A v2 key. The key of a data version has only the table. The key of an offset has ``group``,
+    ``topic`` and ``queue_id``. All other keys have ``name``, a topic or group.
     """
 
     table: int
@@ -133,8 +133,8 @@ class Key(NamedTuple):
 
 
 def table_start(table: int) -> bytes:
-    """Return the common prefix of all keys of a table; the prefix of the next table is the end of
-    the range.
+    """Return the common prefix of all keys of a table. The range of the table's keys ends at the
+    prefix of the next table.
     """
     start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
     return start[:-1]

@@ -1,7 +1,7 @@
 """Keys and values of consume queues in RocksDB (spec: rocksdb.md §2, §3).
 
-There are two column families. `ROWS` has an entry for each message of a queue. `OFFSETS` has the
-last entry of each queue (and the first entry, if it was ever requested), and the offset up to which
+The column family `ROWS` has an entry for each message of a queue. The column family `OFFSETS` has
+the last entry of each queue, the first entry if it was ever requested, and the offset up to which
 the log was dispatched.
 """
 

@@ -1,14 +1,14 @@
 """Index files of a tier: the open local form and the compacted, uploaded form (tiered.md §5, §16).
 
-Both begin with the same header. The open form has 32-byte items chained from their slots; the
-compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x differs in
-a few details (see `OLD_SPARE`).
+The two forms begin with the same header. The open form has 32-byte items that are chained from
+their slots. In the compacted form, the items of a slot are together, newest first, without a chain.
+5.1.x differs in a few details (see `OLD_SPARE`).
 
-The shape of an open file, that is, its numbers of slots and items, is not stored (§5.2). The number
-of slots determines the position of the newest item, and the item's hash determines which slot must
-contain the item's number: only the right number of slots fits. So the shape of a file with items
-can always be determined, but the shape of an empty file only if it has the default ratio of slots
-to items.
+The *shape* of an open file, its numbers of slots and items, is not stored (§5.2). But the number of
+slots determines the position of the newest item, and the hash of this item determines which slot
+contains its number. Only the right number of slots fits. So the shape of a file with items can
+always be determined. The shape of an empty file is known only with the default ratio of slots to
+items.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ CompactedItem = Struct(*Item.subcons[:-1])
 
 
 class HeaderRecord(NamedTuple):
-    """The file header. ``begin_timestamp``: creation time of the file (its local name);
+    """The file header.
+
+    ``begin_timestamp``: creation time of the file (its local name).
     ``slot_count``: number of used slots (5.1.x compacted: of all slots).
     """
 
@@ -114,8 +116,8 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: size in bytes of the seal after the items. In the compacted form, the seal is BEGIN_MAGIC.
-In the open form, it is at the end of the file: -1 until the file is sealed, then END_MAGIC.
+"""5.1.x: size in bytes of the seal. In the compacted form, the seal follows the items and is
+BEGIN_MAGIC. In the open form, it ends the file: END_MAGIC in a sealed file, otherwise -1.
 """
 OLD_SPARE = 12
 """5.1.x: number of unused bytes between the items and the seal in the open form. A broker computes
@@ -173,8 +175,7 @@ DEFAULT_SHAPE = TieredIndexShape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> TieredIndexShape:
     """Return the shape of a compacted file from its header and size.
 
-    ``slots``: the configured number of slots, which is tried if the file does not determine the
-    number (never the case for a file that a broker wrote).
+    ``slots``: the configured number of slots, which the shape must then have.
 
     Raises: FormatError if no shape fits.
     """
@@ -263,8 +264,8 @@ _SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
 
 def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
                   max_items: int | None = None) -> TieredIndexShape:
-    """Return the shape of an open file of ``size`` bytes, from the configured numbers or else from
-    its content.
+    """Return the shape of an open file of ``size`` bytes: from the configured numbers, if given, or
+    from the content of the file.
 
     Raises: FormatError if the shape is unknown.
     """

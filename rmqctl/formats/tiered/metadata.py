@@ -1,9 +1,9 @@
 """``config/tieredStoreMetadata.json``: a broker's metadata about its tier (tiered.md §6, §16).
 
-The file is read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases. It is written in
-the form of 5.3.3, in the order of the broker's maps. A fault in a field is reported, and only the
-entry with that field is dropped. `read` also accepts the files of 5.1.0 and 5.1.1, whose segment
-tables have objects as keys and so are not JSON.
+`read` accepts the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases. The segment tables of
+5.1.0 and 5.1.1 have objects as keys, so those files are not JSON. A fault in a field is reported,
+and only the entry with that field is dropped. The file is written in the form of 5.3.3, in the
+order of the broker's maps.
 """
 
 from __future__ import annotations
@@ -85,8 +85,11 @@ class MetadataFault(NamedTuple):
 
 @dataclass(slots=True)
 class Metadata:
-    """The content of the file. ``segments[kind]`` is {filePath: {base: entry}}; ``serial`` is the
-    last assigned topic id. ``old``: the file is from 5.1.0 or 5.1.1.
+    """The content of the file.
+
+    ``segments[kind]``: {filePath: {base: entry}}.
+    ``serial``: the last assigned topic id.
+    ``old``: whether the file is from 5.1.0 or 5.1.1.
     """
 
     segments: dict[str, dict[str, dict[int, SegmentEntry]]] = field(
@@ -238,7 +241,7 @@ def _topic(fields: Any, topic: str) -> TopicEntry:
 # -- writing --------------------------------------------------------------------------------------
 
 def build(metadata: Metadata) -> bytes:
-    """Return the file as 5.3.3 writes it. Maps have the order of a broker that has added all
+    """Return the file as 5.3.3 writes it. Its maps are in the order of a broker that added all
     entries since its start.
     """
     document: dict[str, Any] = {}

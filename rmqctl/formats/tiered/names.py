@@ -1,8 +1,8 @@
 """Names in a tier: the cluster's folder, segment files, topics that are never uploaded (tiered.md
 §1, §7).
 
-A segment's file name is eight hex digits of the MD5 of its base offset, then the offset in 20
-digits. So the alphabetical order of names is not the offset order: sort by the parsed offset.
+The name of a segment file begins with eight hex digits of the MD5 of its base offset, followed by
+the offset in 20 digits. So names do not sort by offset: sort by the parsed offset.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
 """Find the end of a damaged record whose size is unknown.
 
-Its body may contain anything, even intact records with the right physical offset and queue offset.
-So the record may end at any frame boundary after the damage, unless one of these rules excludes the
-boundary:
+The record's body may contain anything, even intact records with the right physical offset and queue
+offset. So the record may end at any frame boundary after the damage, unless one of these rules
+excludes the boundary:
 
-* the distance to the boundary is greater than the size of the store's largest record;
-* the boundary is in another file, or after a record that a consume queue or index entry proves to
-  be part of the log;
-* if the record ended there, more messages would be missing than can be lost, according to the queue
-  offsets of the last messages before the damage and of the first messages after the boundary
+* The distance to the boundary is greater than the size of the store's largest record.
+* The boundary is in another file, or after a record of the log that a consume queue or index entry
+  proves.
+* More messages would be missing than can be lost. This number follows from the queue offsets of the
+  last messages before the damage and of the first messages after the boundary
   (`rmqctl.scan.damage.slots`).
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,
-or part of the damaged record's body. If the distance to the end of the log is less than the size of
-the largest record, the damaged record may have been torn at the end of the log, and everything
-after the damage is undecided.
+or part of the damaged record's body. A damaged record near the end of the log, at less than the
+size of the largest record, may have been torn there. Then everything after the damage is undecided.
 
 The frames of a file are read once for all damage in the file.
 """
@@ -92,11 +91,11 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: EarlierMessages,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Find the position at which messages continue after a damaged record at ``at``; the search
-    begins at ``search``.
+    """Find the position after ``search`` where messages continue after a damaged record at ``at``.
 
-    ``stop``: a position where a record of the log certainly begins. ``passed``: the preceding
-    messages. ``own_end``: returns the end of a damaged record at a position, if the end is certain.
+    ``stop``: a position where a record of the log certainly begins. ``passed``: the messages before
+    the damage. ``own_end`` returns the certain end of a damaged record at a position.
+
     Raises: StoreIOError.
     """
     largest = LARGEST_RECORD if source.witness is None else source.witness.largest_record
@@ -121,9 +120,11 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
-    """Return (number of frames before the last possible end, counted from frame number ``first``; a
-    position or None). If the position is None, the number is final; otherwise, frames must first be
-    read up to this position. No possible end is after ``limit``.
+    """Return the frames before the last possible end as (their number, counted from frame
+    ``first``; a position or None).
+
+    With None, the number is final. A position means that frames must first be read up to there. No
+    possible end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.
@@ -166,9 +167,9 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
-    """Return the number of messages that are missing before the next file if no frame in this file
-    is a message, minus the number of messages that can be lost. Return None if the number of
-    missing messages is unknown. Raises: StoreIOError.
+    """Return the number of messages missing before the next file, minus the number that can be
+    lost. No frame in this file counts as a message. None if the missing messages cannot be counted.
+    Raises: StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -189,8 +190,8 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Return the position in ``(start, end)`` of a record that extends over ``end`` and is followed
-    by another record or a blank; None if no such record is found.
+    """Return the position in ``(start, end)`` of a record that extends over ``end``, with a record
+    or a blank after it. None if no such record is found.
     """
     position = start + 1
     for _ in range(_MAX_INSIDE):

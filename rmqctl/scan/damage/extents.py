@@ -91,10 +91,11 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """End of a damaged record (a position). ``firm``: whether no other record can be inside.
+    """End of a damaged record (a position).
 
-    ``proven``: whether several facts confirm the end. ``by_row``: whether the record's consume
-    queue entry is one of them.
+    ``firm``: whether no other record can be inside.
+    ``proven``: whether several facts confirm the end.
+    ``by_row``: whether the record's consume queue entry is one of these facts.
     """
 
     end: int
@@ -158,8 +159,8 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 def _behind_rows(source: Source, at: int, own: Extent, references: References,
                  passed: EarlierMessages) -> Resumption:
-    """Return the verdict on a record that a consume queue entry points to, and on the following
-    damaged records that entries also point to.
+    """Return the verdict on a damaged record to which a consume queue entry points. It includes the
+    following damaged records that have entries.
     """
     inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:
@@ -240,9 +241,10 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Resumption:
 
 
 def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
-    """Return whether the blank at a position closes its file. In a single file without a store, a
-    blank after damage may be part of a body; elsewhere every blank closes its file. Raises:
-    StoreIOError.
+    """Return whether the blank at a position closes its file. Raises: StoreIOError.
+
+    In a single file without a store, a blank after damage may be part of a body. All other blanks
+    close their files.
     """
     if not (passed.by_itself and passed.is_damaged):
         return True
@@ -273,8 +275,10 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
     """Return the end (a position) of a damaged record according to its own size or lengths, which
-    may be wrong; ``at`` if they are impossible. ``strict``: also return ``at`` unless the record's
-    offset is right and its size agrees with its body length. Raises: StoreIOError.
+    may be wrong. Return ``at`` if they are impossible.
+
+    ``strict``: the record's offset must also be right, and its size must agree with its body
+    length. Raises: StoreIOError.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
@@ -298,13 +302,11 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Return the end of a record whose header is lost except for the body length. The end is
-    calculated from the record's lengths, and counts only if another record begins there. Raises:
-    StoreIOError.
+    """Return the end of a record of whose header only the body length is left. The end follows from
+    the record's lengths, and counts only if another record begins there. Raises: StoreIOError.
 
-    The position of the body length depends on the length of the addresses. In a record with short
-    addresses, the position for longer addresses may be inside the body, whose bytes the sender
-    chooses. So only the position for short addresses is read.
+    The body length is read only at its position in a record with short addresses. In such a record,
+    the position for longer addresses may be in the body, whose bytes the sender chooses.
     """
     return next((at + size for version in VERSIONS
                  if (size := _summed(source, at, version, 0))), None)
@@ -342,8 +344,8 @@ def own_extent(source: Source, at: int, references: References) -> Extent | None
 
 
 def _is_overrun(source: Source, at: int, end: int, references: References) -> bool:
-    """Return whether the supposed end of a record is refuted: no record begins at this end, and a
-    record inside extends over it.
+    """Return whether other records refute the supposed end of a record. No record begins at that
+    end, and a record inside extends over it.
     """
     place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
     while place is not None and place < end:
@@ -421,9 +423,10 @@ def _told_extent(source: Source, at: int, references: References) -> Extent | No
 
 
 def _entry_extent(source: Source, at: int, references: References) -> Extent | None:
-    """Return the end of a damaged DLedger entry, proven by its header, by two agreeing fields of
-    the entry and its record, by its DLedger index unit or consume queue entry, or by one field that
-    points to another entry.
+    """Return the end of a damaged DLedger entry; None if nothing proves it.
+
+    The proof is the entry's header, two agreeing fields of the entry and its record, its DLedger
+    index unit, its consume queue entry, or one field that points to another entry.
     """
     entry = entries.whole_entry(source, at)
     if entry is not None:
@@ -516,8 +519,8 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], references: References) -> set[int]:
-    """Return the sizes after which a record or a blank begins; if there are none, the sizes after
-    which unused space begins.
+    """Return the sizes after which a record or a blank begins. Without any, return the
+    sizes after which unused space begins.
     """
     return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}

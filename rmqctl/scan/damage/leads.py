@@ -1,10 +1,10 @@
 """Evidence from consume queues and the index for or against adjacent records.
 
-A page that was never written to disk keeps its earlier content. If this part of the log had been
-truncated and was then written again, the earlier content consists of intact records of messages
-that no longer exist. These records are at the right offsets and have correct CRCs. The entries of
-the current messages point to other offsets, or contradict such a record at its offset.
-`rmqctl.scan.damage.stale` decides where to search for such records.
+A page that was never written to disk keeps its earlier content. If the log was truncated before
+this page and written again, that content is a set of intact records of messages that no longer
+exist. Their offsets and CRCs are right. But the entries of the current messages point to other
+offsets, or contradict such a record. `rmqctl.scan.damage.stale` decides where to search for such
+records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Taken = Callable[[Record], bool]
 class Leads:
     """Entries that point to consecutive records, and entries that contradict these records.
 
-    ``taken``: finds another message with a record's queue offset if the entry does not show one.
+    ``taken`` returns whether another message has a record's queue offset, if the entry does not
+    show such a message.
     """
 
     def __init__(self, witness: Witness, records: Sequence[Record],
@@ -116,11 +117,17 @@ class Leads:
     def against(self, record: Record) -> tuple[int, int, bool]:
         """Return the amount of evidence against a record, in three parts:
 
-        * 1 if the entry for its queue offset points elsewhere;
-        * number of these facts that apply: another record has its queue offset; an entry points to
-          its offset with another size; an entry points into it; an entry points to a record that
-          contains it; the index has other keys for its offset;
-        * whether the index has none of its keys, but has keys for later records.
+        * 1 if the entry for its queue offset points elsewhere, 0 otherwise; * the number of true
+        statements in the list below; * whether the index has none of its keys, but has keys for
+        later records.
+
+        The statements:
+
+        * another record has the record's queue offset;
+        * an entry points to the record's offset, with another size;
+        * an entry points into the record;
+        * an entry points to another record that contains this one;
+        * the index has other keys for the record's offset.
         """
         place, size = record.physical_offset, record.total_size
         alike = self._is_alike(record)

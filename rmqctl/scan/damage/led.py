@@ -1,8 +1,8 @@
 """Classify many damaged records at once by the consume queue entries that point into one buffer.
 
-If a damaged record's size matches its entry, and another record follows, this entry alone is enough
-evidence, and the result is the same as that of `rmqctl.scan.damage.classify`. All other damage is
-left to that module.
+The entry alone is enough evidence if it has the damaged record's size, and another record follows.
+The result is then the same as that of `rmqctl.scan.damage.classify`, which handles all other
+damage.
 """
 
 from __future__ import annotations

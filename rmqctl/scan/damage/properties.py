@@ -22,8 +22,8 @@ _NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 
 
 def damaged_properties(batch: Batch) -> Array:
-    """Return a boolean array: whether each record has a wrong appended CRC, or no appended CRC and
-    properties that no broker writes (see `props.are_sound`).
+    """Return a boolean array: True for a record with a wrong appended CRC, and for one without an
+    appended CRC whose properties no broker writes (see `props.are_sound`).
     """
     sealed, wrong = appended_crcs(batch)
     damaged: Array = wrong | (~sealed & unsound_texts(text.properties(batch)))

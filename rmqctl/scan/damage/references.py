@@ -106,8 +106,9 @@ class References:
         return bool(key_hashes(record) & set(hashes[low:high].tolist()))
 
     def denies(self, at: int, size: int) -> bool:
-        """Return whether the queue contains another record instead of the record at a position. An
-        older record does not count, since brokers assign some queue offsets twice
+        """Return whether the queue contains another record instead of the record at a position.
+
+        An older record does not count, because brokers assign some queue offsets twice
         (apache/rocketmq#7689).
         """
         record = self._record(at, size) if self._witness is not None else None

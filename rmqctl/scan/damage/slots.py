@@ -54,11 +54,10 @@ def records_in(length: int) -> int:
 
 
 class EarlierMessages:
-    """The known messages of a log up to a position; the examined range is after this position.
+    """The known messages of a log before the range that is examined.
 
-    ``look_back`` returns the ranges of messages before the first added range; without this
-    function, such ranges are unknown. ``is_dense``: whether the log contains all messages of its
-    queues.
+    ``look_back`` returns the ranges of messages before the first added range; without it, such
+    ranges are unknown. ``is_dense``: whether the log contains all messages of its queues.
     """
 
     def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
@@ -139,9 +138,11 @@ def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -
 
 @dataclass(slots=True)
 class Numbered:
-    """Frames in log order. ``queue``: number of each frame's queue in ``numbers``, -1 if its offset
-    is not evidence; ``batched``: topics with batches; ``lost``: largest number of records that may
-    be lost before each frame.
+    """Frames in log order.
+
+    ``queue``: number of each frame's queue in ``numbers``; -1 if its offset is not evidence.
+    ``lost``: largest number of records that may be lost before each frame.
+    ``batched``: topics with batches.
     """
 
     start: Array

@@ -1,23 +1,30 @@
 """Intact records left by an earlier use of their file: stale records.
 
-If a page was never written to disk, the file still has the earlier content of this page. Such a
-page is a *stale page*, and its intact records are stale records.
+A page that was never written to disk still has its earlier content. Such a page is a *stale page*,
+and its intact records are stale records.
 
-Records next to damage (`beside`): those to which no consume queue entry and no index entry points
-are stale if other evidence contradicts at least a quarter of them: the entry for a record's queue
-offset points elsewhere, an entry points into the record, or the index has another key for its
-offset. Only a few records right before or after damage, or at the start or end of a file, can
-belong to one stale page.
+`beside` judges records next to damage to which no consume queue entry and no index entry points.
+They are stale if evidence contradicts at least a quarter of them. Evidence against a record is:
 
-Records among undamaged bytes (`amid`): a stale page that begins and ends exactly at record
-boundaries leaves no damage. A few consecutive records to which no entry points, between records to
-which entries point, count as contradicted in two cases. Either entries of two queues, or of a queue
-and the index, contradict them. Or an entry points into such a record, and another intact record, to
-which its own entry points, has the same queue offset as the contradicted record. If the log were
-right in such a case, two other structures would have to contain the same damage. Two similar cases
-can be told apart from this. If a log was copied from elsewhere, its records disagree with the
-entries up to the end of the log, but their store times continue. If a broker kept index entries
-from an earlier use of the file, the consume queue entries still point to the current records.
+* the entry for the record's queue offset points elsewhere;
+* an entry points into the record;
+* the index has another key for the record's offset.
+
+Only a few records right before or after damage, or at the start or end of a file, can belong to one
+stale page.
+
+`amid` judges records among undamaged bytes, because a stale page that begins and ends at record
+boundaries leaves no damage. It examines a few consecutive records to which no entry points, between
+records to which entries point. They count as contradicted in two cases:
+
+* entries of two queues, or of a queue and the index, contradict them;
+* an entry points into such a record, and another intact record, confirmed by its own entry, has the
+  same queue offset.
+
+If the log were right in such a case, two other structures would have the same damage. Two similar
+situations differ from this. A log that was copied from elsewhere disagrees with the entries up to
+its end, but its store times continue. If a broker kept index entries from an earlier use of the
+file, the consume queue entries still point to the current records.
 """
 
 from __future__ import annotations
@@ -42,8 +49,8 @@ MAX_PAGE_RECORDS = 64
 """Largest number of stale records in one page: 4 KiB contain fewer."""
 _MAX_READ = 1000
 MAX_STALE_PLACES = 200
-"""Maximum number of anomalies in a store near which stale records are searched for. If there are
-more, stale records are not their cause.
+"""Maximum number of anomalies near which stale records are searched for. More anomalies have
+another cause.
 """
 _FAR = 1 << 20
 """Number of bytes next to damage that are read to find a record to which an entry points."""
@@ -82,10 +89,12 @@ class Stale:
 
 def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
-    """Return the stale records at both ends of the undamaged positions ``[start, end)``.
+    """Return the stale records at the two ends of the undamaged positions ``[start, end)``.
 
     ``before``: store time (ms) of the last message before the damage that ends at ``start``, or
-    None. Raises: StoreIOError.
+    None. ``taken``: returns whether a record's queue offset is already used.
+
+    Raises: StoreIOError.
     """
     stale = Stale()
     if source.witness is None or source.head or start >= end or _is_led_at_borders(
@@ -102,8 +111,8 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 
 
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
-    """Return what the previous file shows about records at the start of a file: (store time (ms) of
-    its last message, function that returns whether a record's queue offset is already used).
+    """Return evidence from the previous file about records at the start of a file: (store time (ms)
+    of the last message, function that returns whether a record's queue offset is already used).
     Raises: StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
@@ -222,8 +231,7 @@ class Beside:
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
         """Find contradicted records at the start and the end of the file. A stale page there leaves
-        no damage even if only one of its ends is at a record boundary, because its other end is the
-        start or end of the file.
+        no damage if its other end is at a record boundary.
         """
         source, witness = self._source, self._source.witness
         if witness is None or source.head:
@@ -244,8 +252,10 @@ class Beside:
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     """Yield the contradicted records of a log file near anomalies at physical ``places``
-    (ascending). An anomaly is an entry that points elsewhere, or a jump in the queue offsets.
-    DLedger files yield none, since their entries are chained. Raises: StoreIOError.
+    (ascending).
+
+    An anomaly is an entry that points elsewhere, or a jump in the queue offsets. DLedger files
+    yield none, because their entries are chained. Raises: StoreIOError.
     """
     witness, reach, last_yielded = source.witness, -1, -1
     if witness is None or source.head:
@@ -321,7 +331,7 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
     """Return whether a consume queue entry points to the first record of ``[start, end)``. This is
-    nearly always the case, and the following records then need not be read.
+    nearly always true, and then saves reading the following records.
     """
     raw = source.read(start - source.base, min(_MIN_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
@@ -370,8 +380,8 @@ class _Records(Sequence[Record]):
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of an undamaged range. If there are more than twice `MAX_PAGE_RECORDS`,
-    return only those near both ends; if there are very many, none.
+    """Return the records of an undamaged range. Of more than twice `MAX_PAGE_RECORDS`, only those
+    near the two ends are returned; of very many, none.
 
     Raises: StoreIOError, also on access to a record.
     """

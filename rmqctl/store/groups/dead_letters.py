@@ -1,11 +1,12 @@
 """Dead letters (messages that a group gave up on), and the message objects for sending them again.
 
-A broker puts a message that failed too often into ``%DLQ%group``, with its original topic
-(``RETRY_TOPIC``) and the id of its first copy (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
-command sends it again. The message built here is what a producer would send. It has the stored
-body, the client's flag, properties and unique key, and the born host and time, but nothing that
-brokers and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter, so that the log
-itself shows what was requeued.
+A broker puts a message that failed too often into ``%DLQ%group``. It keeps the original topic in
+``RETRY_TOPIC`` and the id of the first copy in ``ORIGIN_MESSAGE_ID``. No broker and no mqadmin
+command sends a dead letter again.
+
+The message built here is what a producer would send: the stored body, the client's flag, properties
+and unique key, the born host and time. It lacks everything that brokers and consumers added. The
+property ``RMQCTL_REQUEUED`` names the dead letter, so the log shows what was requeued.
 """
 
 from __future__ import annotations
@@ -87,9 +88,10 @@ def dead_letters(view: View, group: str, selection: Selection,
 
 
 class Requeued:
-    """The messages that were already requeued into a store. Each of them has a property with the id
-    of its dead letter. They are looked up by the unique key; if they have no unique key, or if the
-    index is missing, the target topic is read once.
+    """The messages that were already requeued into a store.
+
+    Each such message has a property with the id of its dead letter. It is looked up by its unique
+    key. Without a unique key or an index, the target topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

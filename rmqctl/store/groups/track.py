@@ -1,8 +1,8 @@
-"""The groups that consumed a message, with the states of mqadmin's messageTrack, and the fate of
-the copies that groups sent back.
+"""The groups that consumed a message, and the fate of the copies that groups sent back. States are
+those of mqadmin's messageTrack.
 
-A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
-consumers for facts that a store does not contain: whether a tag filter skipped the message
+A copy that a group sends back is a separate record. A store lacks some facts that a broker's
+messageTrackDetail gets from running consumers: whether a tag filter skipped the message
 (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or are offline.
 """
 
@@ -36,9 +36,10 @@ it are listed."""
 
 
 class GroupTrack(NamedTuple):
-    """The progress of one group in one queue of the message. ``position``: the next queue offset
-    that the group reads in this queue, None if unknown. ``detail``: an explanation that the state's
-    name does not give.
+    """The progress of a group in a queue of the message.
+
+    ``position``: the next queue offset that the group reads in this queue; None if unknown.
+    ``detail``: an explanation beyond the name of the state.
     """
 
     group: str
