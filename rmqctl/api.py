@@ -387,8 +387,8 @@ class Store:
 
     def diff(self, other: Store | str | os.PathLike[str], *,
              by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:
-        """Compare with another store, message by message: return the document of `rmqctl diff -o
-        json`, with the first ``most`` differences. ``by``: see the option ``--by``.
+        """Compare with another store, message by message. Return the document of `rmqctl diff -o
+        json` with the first ``most`` differences. ``by``: see the option ``--by``.
         """
         from rmqctl.checks.diff.diff import Diff, DiffOptions
 

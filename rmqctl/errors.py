@@ -258,10 +258,10 @@ class CopyLimitError(StoreIOError):
 @contextmanager
 def noting_refusals() -> Iterator[list[str]]:
     """Collect the errors of the operating system during the block, even if code in the block
-    handles them.
+    handles them. Missing files are not included.
 
-    Missing files are not included. This is for code that must not act on incomplete data, because a
-    file that is temporarily unreadable looks like a damaged file.
+    Code that must not act on incomplete data uses this, because a file that is temporarily
+    unreadable looks like a damaged file.
     """
     refusals: list[str] = []
     token = _refused.set(refusals)

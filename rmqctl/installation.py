@@ -13,11 +13,12 @@ IMAGE = "RMQCTL_IMAGE"
 
 def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None = None,
                 in_image: bool | None = None) -> str:
-    """Return the command or sentence for adding ``extra`` to the running rmqctl.
+    """Return the command or sentence for adding ``extra`` to the running rmqctl. None for a
+    parameter means the value of this process.
 
-    ``prefix``: folder of the Python environment. ``is_frozen``: whether rmqctl is the one-file
-    executable. ``in_image``: whether it runs in the project's Docker image. None: as for this
-    process.
+    ``prefix``: folder of the Python environment.
+    ``is_frozen``: whether rmqctl is the one-file executable.
+    ``in_image``: whether rmqctl runs in the project's Docker image.
     """
     wanted = f"'rmqctl[{extra}]'"
     parts = [part.lower() for part in PurePath(prefix or sys.prefix).parts]

@@ -102,13 +102,16 @@ def now_ms() -> int:
 
 
 def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = now_ms) -> int:
-    """Return the epoch milliseconds of a point in time.
+    """Return the epoch milliseconds of a point in time. Accepted forms:
 
-    ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is exact; ``2023-11-14 22:13``, ``2023-11-14
-    22:13:20,004`` (as in a broker's own log) and ``2023-11-14`` (midnight) are in ``tz``; ``-2h``,
-    ``-1d12h`` (units ms s m h d w), ``+5m``, ``now`` and ``now-2h`` are relative to ``clock``,
-    which returns epoch milliseconds. If the text consists of digits, their number determines the
-    meaning: see `_of_digits`.
+    * ``2023-11-14T22:13:20.004+08:00``, or with ``Z``: exact.
+    * ``2023-11-14 22:13``, ``2023-11-14 22:13:20,004`` (as in a broker's own log), ``2023-11-14``
+      (midnight): in ``tz``.
+    * ``-2h``, ``-1d12h`` (units ms s m h d w), ``+5m``, ``now``, ``now-2h``: relative to ``clock``,
+      which returns epoch milliseconds.
+    * Digits: see `_of_digits`.
+
+    Raises: UsageError for all other texts.
     """
     if isinstance(text, int):
         return text

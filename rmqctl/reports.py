@@ -145,7 +145,9 @@ class PreflightReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DoctorReport(Report):
-    """The diagnosis of a store. ``already_lost``: number of messages that are already lost.
+    """The diagnosis of a store.
+
+    ``already_lost``: number of messages that are already lost.
     ``would_lose``: number of messages that a broker startup would lose.
     """
 

@@ -74,9 +74,9 @@ class Message:
 class RocketMQ:
     """A name server and a broker with an empty store, which run during a ``with`` block.
 
-    ``options``: additional options of ``rmqctl serve``. ``address``: the address of the name server
-    for clients, ``HOST:PORT``. ``grpc``: the endpoint for RocketMQ 5 clients, if ``--grpc`` is one
-    of the options.
+    ``options``: additional options of ``rmqctl serve``.
+    ``address``: address of the name server for clients, ``HOST:PORT``.
+    ``grpc``: endpoint for RocketMQ 5 clients, with the option ``--grpc``.
     """
 
     def __init__(self, *options: str) -> None:
@@ -225,10 +225,10 @@ class RocketMQ:
 
     def reset(self, group: str, topic: str | None = None,
               to: Literal["earliest", "latest"] | int = "earliest") -> None:
-        """Reset a group in one topic, or in all topics that it consumes. ``to``: ``earliest`` for
-        the first message, ``latest`` for the next message, or a time (ms) for the first message
-        stored at or after it.
-        Raises: UsageError.
+        """Reset a group in one topic, or in all topics that it consumes.
+
+        ``to``: the next message to consume: ``earliest``, ``latest`` (only new messages), or a time
+        (ms) for the first message stored then or later. Raises: UsageError.
         """
         when = {"earliest": 0, "latest": -1}[to] if isinstance(to, str) else to
         for name in self._topics_of(group, topic):
@@ -249,8 +249,8 @@ class RocketMQ:
 
     def refuse_sends(self, times: int | None = None, *, topic: str | None = None,
                      code: int = _NOT_AVAILABLE) -> Fault:
-        """Reject the next ``times`` sends (None: all sends until the fault ends), to one topic or
-        to any topic. ``code``: the response code of the remoting protocol.
+        """Reject the next ``times`` sends to ``topic`` (None: to any topic). Without ``times``,
+        reject all sends until the fault ends. ``code``: the response code of the remoting protocol.
         """
         return self._fault(partial(self._order, "refuse_sends", times=0), "refuse_sends",
                            times=-1 if times is None else times, topic=topic, code=code)

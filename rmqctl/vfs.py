@@ -358,8 +358,9 @@ def _find(path: str | os.PathLike[str]) -> tuple[Tree, str] | None:
 
 
 def file_of(path: str) -> tuple[Tree, str, Listed] | None:
-    """Return the place, the path in the place, and the file, for a path in a mounted place; None
-    for local paths.
+    """Return (the place, the path in the place, the file) for a path in a mounted place; None for a
+    local path.
+
     Raises: FileNotFoundError, IsADirectoryError, like `open`.
     """
     mounted = _find(path)

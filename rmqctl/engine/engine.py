@@ -216,8 +216,8 @@ class Engine(Putting):
                     result.status = FLUSH_DISK_TIMEOUT
 
     def _not_now(self) -> PutResult | None:
-        """Return a result with the reason why nothing can be put (checkStoreStatus, before the put
-        lock); None if messages can be put.
+        """Return a result with the reason why nothing can be put; None if messages can be put
+        (checkStoreStatus, before the put lock).
         """
         since = self._locked_since
         held = int((time.monotonic() - since) * 1000) if since else 0

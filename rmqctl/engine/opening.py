@@ -120,11 +120,11 @@ def _intact_behind(store: Store, end: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A sequence of ``count`` contiguous records of the log; ``base``: the physical offset of the
-    first record.
+    """A sequence of ``count`` contiguous records of the log. ``base``: physical offset of the first
+    record.
 
-    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record for which a
-    broker writes a consumequeue entry; None without such a record.
+    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record with a consume
+    queue entry; None without such a record.
     """
 
     base: int
@@ -256,10 +256,11 @@ def untrusted_index(store: Store, state: LogState,
 
     After an unclean shutdown, files that end after ``trusted_until`` (the checkpoint's index time)
     may be torn. A broker deletes such files and indexes only the part of the log that its recovery
-    reads, so keys are lost. A file with messages after the end of the log is never trusted, because
-    a broker would not index new messages before the end of that file. The returned offset is the
-    physical offset at which the first untrusted file starts, or the end of the log if all files are
-    trusted.
+    reads, so keys are lost. A file with messages after the end of the log is never trusted: a
+    broker would not index new messages that are before the end of that file.
+
+    The returned offset is the start of the first untrusted file, or the end of the log if all files
+    are trusted.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()

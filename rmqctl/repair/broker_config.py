@@ -1,7 +1,7 @@
 """The settings of the broker that wrote a store, as far as derived files depend on them.
 
-A value that the user gives wins, then a value that `init` recorded, then a value that the store's
-files show. If a value is a guess that may be wrong, a note names it.
+The first source that has a value wins: the user, the record of `init`, the store's files. A note
+names each value that is a guess.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The configuration for a repair: ``settings``, ``batch_topics`` (the topics with batch
-    queues), and ``notes`` on assumed values.
+    """The configuration for a repair.
 
-    ``topics_known``: whether config/topics.json can be read, which names the topics with batch
-    queues. ``assumes_batch``: whether the size of batch consume queue files is a guess.
-    ``index_unknown``: why the numbers of slots and entries of the existing index files are unknown;
-    "" if they are known.
+    ``batch_topics``: the topics with batch queues.
+    ``notes``: on assumed values.
+    ``topics_known``: whether config/topics.json, which names these topics, can be read.
+    ``assumes_batch``: whether the size of batch consume queue files is a guess.
+    ``index_unknown``: why the numbers of slots and entries of the index files are unknown; "" if
+        they are known.
     """
 
     settings: Settings
@@ -38,10 +39,10 @@ class Configured:
     index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
-        """Return the configuration with ``topics`` (topics with inner batches) added to the topics
-        with batch queues, unless config/topics.json determines them.
+        """Return the configuration with ``topics``, in which inner batches were found, as topics
+        with batch queues. A topic with plain consume queue files keeps its plain queues.
 
-        A topic with plain consume queue files keeps its plain queues.
+        Nothing changes if config/topics.json is known, or with a 4.x broker.
         """
         if self.topics_known or self.settings.profile.generation < 5:
             return self
@@ -105,8 +106,8 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
-    """Return a note that the size of a queue's files is assumed, and what happens if the assumption
-    is wrong (recovery.md §2).
+    """Return a note that the size of a queue's files is assumed, with the consequence of a wrong
+    assumption (recovery.md §2).
     """
     return (f"no {structure} file shows the file size: assuming a broker's default, {size:,} "
             f"bytes ({option}). A broker with another {name} does not start on such files{older}")

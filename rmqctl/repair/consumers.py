@@ -80,8 +80,10 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
     """Return the lost messages that are known only from consumer offsets, as `preflight` determines
-    them. The parameters are those of `consumers_after`. Lost messages that are not listed in
-    ``lost``, or that have no queue offset, belong to unknown queues.
+    them.
+
+    The parameters are those of `consumers_after`. A lost message belongs to an unknown queue if it
+    has no queue offset or is not in ``lost``.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}

@@ -313,8 +313,8 @@ def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) 
 
 
 def _points_after(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Return whether any entry of a file points to a message that is kept. If the last entry of the
-    file points to an expired message, only a damaged file has such an entry.
+    """Return whether any entry of a file points to a message that is kept. After a last entry that
+    points to an expired message, only a damaged file has such an entry.
     """
     return any(len(rows) for rows in _rows_after(file, unit, after))
 
@@ -346,8 +346,8 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """Return the queue offset of the first entry that points to the given physical offset or a
-    later one; if no entry does, the end of the queue.
+    """Return the queue offset of the first entry that points to ``physical`` or a later offset; the
+    end of the queue without such an entry.
     """
     end = 0
     for number in range(len(batch.files)):
@@ -362,11 +362,10 @@ def _first_of_batch(batch: BatchQueue, physical: int) -> int:
 
 def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
               after: int) -> list[StoreFile]:
-    """Return the extension files that end before the unit to which the queue's first entry refers
-    (spec §8).
+    """Return the extension files before the unit to which the queue's first entry refers (spec §8).
 
-    Like a broker, this examines only the first remaining queue file, and keeps an extension file
-    that ends exactly where that unit begins.
+    Like a broker, this examines only the first remaining queue file. It keeps an extension file
+    that ends exactly where the unit begins.
     """
     files = listing(store.path("consumequeue_ext", key[0], str(key[1]))).files
     if not files or not queue_files:

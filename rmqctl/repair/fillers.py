@@ -19,8 +19,8 @@ _UNDONE = "undone"
 def fillers_left(store: Store) -> int:
     """Return the number of fillers that repairs of this store wrote and that were not reverted.
 
-    If a store was copied without its ``.rmqctl``, its fillers are not counted here, but by `verify`
-    and `stats`, which read the log. Unreadable journals and files are skipped.
+    Unreadable journals and files are skipped. A store that was copied without its ``.rmqctl`` has
+    fillers that only `verify` and `stats` count, because they read the log.
     """
     by_path = {os.path.realpath(file.path): file for file in store.log.files}
     places: dict[str, set[tuple[int, int]]] = {}

@@ -57,8 +57,8 @@ def moved_log(store: Store) -> MovedLog | None:
 
 
 def created_queues(store: Store) -> bool:
-    """Return whether all consume queue files were created by repairs and no broker has started
-    since (the abort file is older). Such files do not show which form the broker uses.
+    """Return whether repairs created all consume queue files, and no broker has started since then
+    (the abort file is older). Such files do not show which form the broker uses.
     """
     files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
              for file in queue.files}

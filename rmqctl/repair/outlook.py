@@ -15,8 +15,8 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 MAX_LOG_SIZE = 4 << 30
-"""Maximum size in bytes of a log for which advice computes a plan. Computing a plan reads the log
-once more, and writes queues and index into a temporary folder.
+"""Maximum size in bytes of a log for which advice computes a plan. A plan reads the log once more,
+and writes queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
 """Maximum number of fillers, from the end of the log backward, at which a truncation is tried."""
@@ -42,12 +42,11 @@ def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
 
 def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Container[str], *,
             starts_well: bool) -> RepairOutlook | None:
-    """Plan a repair of an opened store in a temporary folder. ``categories``: categories of the
-    store's findings. ``starts_well``: whether a broker starts on the store without loss, so that
-    its abort file is harmless.
+    """Plan a repair of an opened store in a temporary folder. Return None if the log is larger than
+    `MAX_LOG_SIZE`, or if planning fails for a reason outside the store.
 
-    Return None if the log is larger than `MAX_LOG_SIZE`, or if planning fails for a reason outside
-    the store.
+    ``categories``: categories of the store's findings. ``starts_well``: whether a broker starts on
+    the store without loss; its abort file is then harmless.
     """
     if store.log.size > MAX_LOG_SIZE:
         return None

@@ -50,8 +50,10 @@ Content = bytes | FileContent | OverlayPiece
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Creation of a file. ``target``: its path relative to the root, or absolute if the file is in
-    another commitlog folder. ``mtime_ns``: its modification time (None: now).
+    """Creation of a file.
+
+    ``target``: path relative to the root, or absolute if the file is in another commitlog folder.
+    ``mtime_ns``: modification time of the file (None: now).
     """
 
     target: str

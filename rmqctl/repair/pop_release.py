@@ -159,8 +159,8 @@ class _Forms:
         return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
     def retry_topic(self, store: Store, message: PoppedMessage) -> str:
-        """Return the retry topic for a message. The second form of its name is also used if the
-        store has only the topic with this name.
+        """Return the retry topic for a message. If only the topic with the second form of the name
+        exists in the store, that topic is used.
         """
         first, *others = retry_topics(message.delivery.point)
         if others and (self.second or (queue_ids(store, "consumequeue", others[0])

@@ -1,8 +1,8 @@
 """Plan to append messages to a store, with their queue and index entries, as the engine does.
 
-The engine creates the records; its dispatcher adds the entries of consume queues and index to
-copies of the files in a scratch folder. The steps of the plan contain the differences. The store
-must have been closed cleanly, and all its messages must have entries.
+The engine creates the records. Its dispatcher adds queue and index entries to copies of the files
+in a scratch folder. The plan contains the differences. The store must have been closed cleanly, and
+all its messages must have entries.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
 
 
 def _patched(root: str, step: Step) -> Step:
-    """Return a step that writes only the pages that differ, if the new file has the size of the old
-    one; otherwise the step itself.
+    """Return a step that writes only the pages that differ. If the size of the file changes, return
+    the step itself.
     """
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step

@@ -1,8 +1,8 @@
 """``recover``: one plan that repairs a store in two stages, salvage and rebuild.
 
-First the log is repaired: fillers replace damage (`rmqctl.repair.salvage.salvage`). Then consume
-queues and index are rebuilt from the repaired log (`rmqctl.repair.rebuild.rebuild`), and only files
-that differ are replaced. The plan for an intact store is empty.
+First, fillers replace damage in the log (`rmqctl.repair.salvage.salvage`). Then consume queues and
+index are rebuilt from the repaired log (`rmqctl.repair.rebuild.rebuild`). Only files that differ
+are replaced. The plan for an intact store is empty.
 """
 
 from __future__ import annotations
@@ -312,12 +312,11 @@ class _Planner:
                     dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
     def _keep_abort(self) -> bool:
-        """Return whether the abort file is kept although the store is complete. A broker with
-        consume queues in RocksDB rebuilds them only after an unclean shutdown; without the abort
-        file it would have no entries for some messages.
+        """Return whether the abort file is kept although the store is complete.
 
-        The abort file is never kept with a DLedger log, because a broker with consume queues in
-        files would then truncate entries.
+        A broker with consume queues in RocksDB rebuilds them only after an unclean shutdown.
+        Without the abort file, its queues would lack some entries. With a DLedger log, the abort
+        file is never kept: a broker with consume queues in files would then truncate entries.
         """
         is_open = self._is_form_open or (is_unproven(
             self._store, self._options.given.get("version"), created=True) and created_queues(
@@ -409,9 +408,9 @@ class _Planner:
                 f"{os.path.join(self._root, COMMITLOG)} and set storePathCommitLog to that folder")
 
     def _refuse_half_a_log(self) -> None:
-        """Raise RefusedError if at least one log file is missing, and the log is in several folders
-        that the user did not name: a folder may not be mounted, and the plan would write fillers
-        for messages that still exist in it.
+        """Raise RefusedError if a log file is missing and the log is in several folders that the
+        user did not name. A folder may not be mounted. The plan would then write fillers for
+        messages that still exist there.
         """
         store = self._store
         size = max((file.size for file in store.log.files), default=0)
@@ -756,9 +755,9 @@ def _verified(store: Store, part: str, watch: Watch, jobs: int
 def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
     """Return whether `verify` finds no problem in the index of a store whose log is intact.
 
-    The index files may differ from rebuilt files if the broker's clock was set back or the broker
-    stopped uncleanly: the message at the boundary of two files may have entries in both files, or a
-    file may be empty.
+    A correct index may differ from a rebuilt one if the broker's clock was set back, or if the
+    broker stopped uncleanly. The message at the boundary of two files may then have entries in both
+    files, or a file may be empty.
     """
     if ended_by_repair(store) is not None:
         return False

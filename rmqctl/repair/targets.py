@@ -95,8 +95,8 @@ def checked(root: str, target: str) -> str:
 def real_path(root: str, target: str, *, follow: bool) -> str:
     """Return the real path of a target.
 
-    A target that is a link is followed only if ``follow`` is True: a change of content changes the
-    file that the link points to, but a move moves the link.
+    ``follow``: whether to follow a target that is a link. A change of content affects the file
+    behind the link, but a move affects the link itself.
     """
     path = os.path.join(root, target)
     if follow:
@@ -105,7 +105,7 @@ def real_path(root: str, target: str, *, follow: bool) -> str:
 
 
 def is_alias(root: str, path: str) -> bool:
-    """Return whether ``path`` is a link to another path in the store; if so, changing its content
+    """Return whether ``path`` is a link to another path in the store. A change through such a link
     would change that other file.
     """
     if not os.path.islink(path):

@@ -29,9 +29,11 @@ End = Literal["commit", "rollback"]
 
 @dataclass(frozen=True, slots=True)
 class TransactionFilter:
-    """The transactions to end: those with one of the ``ids``; without ids, all that a broker still
-    checks. ``group``: only those of this producer group. ``older_than``: only those older than this
-    number of ms.
+    """The transactions to end: those with one of the ``ids``. Without ids, all that a broker still
+    checks, limited by two conditions:
+
+    ``group``: only those of this producer group.
+    ``older_than``: only those older than this number of ms.
     """
 
     ids: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """Sums per group over the batches of a walk: counts, bytes, first and last store time.
 
 Everything is computed by column (`groupings`). Sums are int64 and exact. The number of groups is
-bounded: beyond the limit, groups with few messages are dropped. The choice of the dropped groups is
-independent of the order of the messages and of the division of the log.
+bounded: beyond the limit, groups with few messages are dropped. Neither the order of the messages
+nor the division of the log affects which groups are dropped.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class Sums(NamedTuple):
 
 
 class Aggregate:
-    """Sums of messages by one of `GROUPINGS`, and a classification of the log's bytes.
+    """Sums of messages by one of `GROUPINGS`, and a classification of the log's bytes. Picklable;
+    `merge` adds the sums of another object.
 
-    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) select messages; the byte
-    counts cover all frames. Picklable; `merge` adds the sums of another object.
+    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) select messages. Byte
+    counts cover all frames.
 
-    With more than ``limit`` groups (`is_full`), the object only searches for heavy groups, using
-    the summary of Misra and Gries, which can be merged. Every heavy group is then among the
-    `candidates`, but the sums are incomplete. A second pass over the same messages, with ``only``
-    set to these groups, gives exact sums; `groups` then contains only the heavy groups and `OTHER`.
-    The choice of groups depends only on the messages. ``limit`` must be a few times ``heavy``.
+    With more than ``limit`` groups (`is_full`), the object only searches for heavy groups, with the
+    summary of Misra and Gries. Every heavy group is then among the `candidates`, but the sums are
+    incomplete. A second pass with these groups as ``only`` gives exact sums: `groups` then contains
+    the heavy groups and `OTHER`. The choice of groups depends only on the messages. ``limit`` must
+    be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,

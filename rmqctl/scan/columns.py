@@ -46,10 +46,11 @@ MESSAGE = "message"
 
 
 def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
-    """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
+    """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in the order of
+    ``names``.
 
     The batch must be in physical order, as from a walk or from ``select`` with ascending rows.
-    Without names the record batch has only the number of rows, which Arrow's IPC format keeps.
+    Without names, the result has only the number of rows, which Arrow's IPC format keeps.
 
     Raises: KeyError for an unknown name.
     """
@@ -62,8 +63,8 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
     """Return the named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical
     order.
 
-    ``base`` is the physical offset of the file's first byte: ``position`` is relative to this
-    offset. Without names: see `message_columns`.
+    ``base``: physical offset of the file's first byte; the column ``position`` is relative to it.
+    Without names: see `message_columns`.
 
     Raises: KeyError for an unknown name.
     """

@@ -8,10 +8,10 @@ base x is therefore the position of a single flipped bit, for any number of byte
 2^32 - 1, is a product of small primes, so the method of Pohlig and Hellman computes the logarithm.
 The syndrome of a changed byte v is v times a power of x.
 
-A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` returns both possible differences.
+A record stores 31 bits of a CRC (commitlog.md §6), so `syndromes` returns two possible differences.
 The CRC of a body and the CRC of its complete record use the same polynomial. So if a change
-explains the first CRC, the second one adds no evidence for this change; it only shows that the rest
-of the record is intact.
+explains the body's CRC, the record's CRC is no further evidence for this change. It only shows that
+the rest of the record is intact.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
     """Return the pattern of flipped bits at a known position that causes the difference; None if no
     pattern does.
 
-    ``first_bit`` is 8 * position + bit, where bit 0 is the lowest bit of a byte; bit 0 of the
-    pattern is at ``first_bit``. For up to 32 ``bits`` at most one pattern matches, and for exactly
-    32 bits one always does: a match of 32 bits proves nothing about the position.
+    ``first_bit`` is 8 * position + bit, where bit 0 is the lowest bit of a byte. Bit 0 of the
+    pattern is at ``first_bit``. For up to 32 ``bits``, at most one pattern matches. For exactly 32
+    bits, a pattern always matches, so the match proves nothing about the position.
 
     Raises: ValueError for more than 32 bits, or for bits after the end of the bytes.
     """

@@ -182,9 +182,12 @@ class IndexKeys:
 class DerivedColumns:
     """Tags codes of messages, and the keys of their index entries in index order.
 
-    ``key_row`` is the message of a key, ``key_hash`` the hash in its entry (all int64).
-    ``properties``: the properties of the messages; None if no message has a property that concerns
-    queues, such as ``INNER_BASE``.
+    ``key_row``: the message of each key.
+    ``key_hash``: the hash in the key's index entry.
+    ``properties``: the properties of the messages; None if no message has a property about queues,
+        such as ``INNER_BASE``.
+
+    All arrays are int64.
     """
 
     tags: Array

@@ -154,8 +154,8 @@ def used_length(data: bytes) -> int:
 
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
-    """Return the positions (int64) of at most ``most`` records, found by following the record sizes
-    from ``at``. Before each record are ``head`` bytes of an entry header.
+    """Return the positions (int64) of at most ``most`` records. The sizes lead from one record to
+    the next, starting at ``at``. ``head``: number of bytes of the entry header before each record.
     """
     starts: list[int] = []
     last = filled - _SIZE.size
@@ -385,12 +385,12 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Check candidate records at positions ``start`` (int64, ascending) of ``data``.
 
-    ``base`` is the physical offset of ``data[0]``; if the buffer contains records from several
-    positions, an array (int64) with one value per record (then the batch has ``base`` 0).
+    ``base``: physical offset of ``data[0]``. If the buffer contains records from several positions,
+    ``base`` is an array (int64) with a value for each record, and the batch has ``base`` 0.
 
-    Returns (batch over all candidates, ok): ``ok`` is true for each provable record: message magic,
-    physical offset equal to its position, and lengths that add up to its size, all inside ``data``.
-    Columns of rows that are not ok have no meaning.
+    Returns (batch over all candidates, ok). ``ok`` is true for each provable record: it has the
+    magic of a message, a physical offset equal to its position, and lengths that add up to its
+    size, all inside ``data``. Columns of rows that are not ok have no meaning.
     """
     kernel = active()
     if kernel is not None:

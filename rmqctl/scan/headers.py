@@ -26,8 +26,9 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
 
 class HeaderFault(NamedTuple):
-    """A record at ``offset``, and the ``categories`` of the rules that it breaks. ``before`` and
-    ``behind``: the physical offsets of its neighbors; None at an end of the log.
+    """A record that breaks rules. ``offset``: its physical offset. ``categories``: the rules.
+    ``before``, ``behind``: physical offsets of the previous and the next record; None at an end of
+    the log.
     """
 
     offset: int
@@ -191,9 +192,10 @@ def undecodable(batch: Batch) -> Array:
 
 def bad_numbers(batch: Batch, generation: int,
                 properties: text.PropertySegments | None = None) -> Array:
-    """Return the row numbers of records with a non-numeric value in a numeric property: a broker
-    refuses them and truncates the log there. ``properties``: the properties of the batch, if they
-    are already parsed. spec: commitlog.md §9.
+    """Return the row numbers of records with a non-numeric value in a numeric property (spec:
+    commitlog.md §9). A broker refuses such a record and truncates the log there.
+
+    ``properties``: the properties of the batch, if they are already parsed.
     """
     scheduled = text.topics(batch).equal(_SCHEDULE)
     properties = properties or text.PropertySegments(batch)

@@ -66,7 +66,7 @@ def used_end(source: Source, start: int, end: int) -> int:
     """Return the position after the last nonzero byte in ``[start, end)``; ``start`` if all are
     zero.
 
-    Holes are not read; every other byte after that position is read once.
+    Holes are not read. All other bytes after that position are read once.
     """
     high, piece = data_end(source, start, end), PAGE
     while high > start:

@@ -49,12 +49,14 @@ class OverlayPiece:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
+    """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on. Picklable.
 
-    ``path`` is the underlying file, None for a missing file; bytes that are in neither the file nor
-    a piece read as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
-    `rmqctl.scan.source.Source`. Bytes of the file after ``limit`` are newer than the view and read
-    as zero (`StoreFile.limit`). Picklable.
+    ``path``: the underlying file; None for a missing file. Bytes in neither the file nor a piece
+        read as zeros.
+    ``pieces``: ascending, without overlaps.
+    ``witness``, ``head``: see `rmqctl.scan.source.Source`.
+    ``limit``: bytes of the file from this position on are newer than the view, and read as zeros
+        (`StoreFile.limit`).
     """
 
     base: int

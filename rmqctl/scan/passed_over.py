@@ -15,10 +15,12 @@ total length.
 
 @dataclass(slots=True)
 class Damage:
-    """Skipped bytes of the log: ``spans`` are the first ones (physical offsets).
+    """Skipped bytes of the log.
 
-    A record whose only fault is a wrong body CRC is also a span. ``undecided``: intact records in
-    the skipped bytes that may be messages.
+    ``count``, ``length``: number of skipped spans, and of their bytes.
+    ``spans``: the first spans (physical offsets). A record whose only fault is a wrong body CRC is
+        also a span.
+    ``undecided``: number of intact records in the spans that may be messages.
     """
 
     most: ClassVar[int] = MAX_SPANS

@@ -1,8 +1,8 @@
 """Profile of a log by time, position and queue: sums of bounded size, for charts.
 
-The batches of a walk are added to a profile, and the profiles of the ranges of one log can be
-merged in any order. Times are divided into steps whose length grows with the time span of the log,
-positions into cells of equal size.
+The batches of a walk are added to a profile. Profiles of several ranges of one log can be merged in
+any order. Times are divided into steps, which are longer if the log covers more time. Positions are
+divided into cells of equal size.
 """
 
 from __future__ import annotations

@@ -229,10 +229,9 @@ class QueueReach:
 
 
 def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Array]:
-    """Return (first, last) queue offset that each record covers; ``inner`` are the inner batches.
+    """Return (first, last) queue offset of each record. ``inner``: rows of the inner batches.
 
-    An inner batch without the properties that a broker adds counts as one message, as it does for a
-    broker.
+    An inner batch without the properties that a broker adds counts as one message, as for a broker.
     """
     properties = text.PropertySegments(batch.select(inner))
     first, last = queue_offset.copy(), queue_offset.copy()

@@ -112,10 +112,10 @@ def is_placed(source: Source, position: int) -> bool:
 def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
     """Return the record size that results from the length fields at ``position``, without reading
-    the body.
+    the body. None if a length is negative or extends past the end of the file.
 
-    None if a length is negative or extends past the end of the file. ``magic`` and ``host_bits``
-    override the stored values; an unknown stored magic counts as the oldest one.
+    ``magic`` and ``host_bits`` override the stored values. An unknown stored magic counts as the
+    oldest one.
     """
     # The header, whose shape follows from magic and system flags.
     head = source.read(position, START_SIZE)
@@ -257,9 +257,8 @@ def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAG
 
 
 def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]) -> Array:
-    """Return the positions of magics. The first two bytes of each magic are searched for first, at
-    even positions in ``data`` and at odd positions in a copy, because numpy compares only aligned
-    numbers fast.
+    """Return the positions of magics. The search is for the first two bytes of each magic, first at
+    even and then at odd positions of ``data``.
     """
     count = (high - low + 1) // 2
     hit: Array = np.zeros((-(-count // _ROW), _ROW), bool)

@@ -1,8 +1,8 @@
 """Sources of bytes: positioned reads of regular files that are opened read-only.
 
-Reads use ``pread``, not a mapping: a file that shrinks during a read gives a short read or an
-error, while a mapping would kill the process with SIGBUS. Only the compiled kernel, which handles
-SIGBUS, copies from a mapping: for many small records that is much faster.
+Reads use ``pread``, not a mapping. If a file shrinks during a read, ``pread`` returns fewer bytes
+or an error, but a mapping would kill the process with SIGBUS. Only the compiled kernel, which
+handles SIGBUS, copies from a mapping, because this is much faster for many small records.
 """
 
 from __future__ import annotations
@@ -425,8 +425,8 @@ class FileSource(Closing):
 
     def copy_to(self, fd: int, position: int, length: int) -> int:
         """Copy bytes to the same position of another file within the kernel. Return the number of
-        copied bytes: 0 if the system does not support such copies, or if the limit is before the
-        end of the bytes.
+        copied bytes. It is 0 if the system does not support such copies, or if a byte is beyond the
+        limit.
         """
         if self._elsewhere is not None or (
                 self._limit is not None and position + length > self._limit):

@@ -1,8 +1,8 @@
 """Texts of a batch by column (topics, properties, keys), without a Python object for each text.
 
-A column of texts is a buffer with the start and the length of each text (`Texts`). To be compared
-or hashed, texts are copied into one matrix, a text per row, with zeros after shorter texts. A
-property is found by comparing the first bytes of all segments at once.
+A column of texts (`Texts`) is a buffer with the start and the length of each text. For a comparison
+or a hash, texts are copied into a matrix: one text per row, padded with zeros. To find a property,
+the first bytes of all segments are compared at once.
 """
 
 from __future__ import annotations
@@ -193,11 +193,11 @@ def power_table() -> Array:
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
-    """Return the hash in an index entry for ``topic#key``, computed from the Java hashes of both
+    """Return the hash in an index entry for ``topic#key``, computed from the Java hashes of the two
     parts.
 
-    ``topic_hash`` is the hash of ``topic#``: multiplied by 31 to the power of the key's length in
-    UTF-16 units and added to the key's hash, it gives the hash of ``topic#key``.
+    ``topic_hash``: the hash of ``topic#``. It is multiplied by 31 to the power of the key's length
+    in UTF-16 units, and added to the key's hash.
     """
     power = power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)

@@ -77,12 +77,12 @@ def command(
 
 
 def bound(server: Any) -> None:
-    """Limit the number of connections of the library's HTTP ``server`` to `MAX_CONNECTIONS`, and
+    """Limit the connections of the library's HTTP ``server``: their number to `MAX_CONNECTIONS`,
     the time for which it waits for a client to `MAX_WAIT_S`.
 
-    The server starts a thread for each connection, which by default waits forever if the client
-    sends nothing. At the limit, a new connection closes the oldest one. This does not affect normal
-    requests, which end long before so many other connections are opened.
+    By default, the server's thread for a connection waits forever for a silent client. At the
+    limit, a new connection closes the oldest one. Normal requests are not affected: they end long
+    before so many connections are opened.
     """
     lock = threading.Lock()
     kept: dict[Any, None] = {}

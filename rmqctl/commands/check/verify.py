@@ -157,9 +157,12 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 @dataclass
 class _StoreCheck:
-    """The checks of all stores. ``named``: whether notes name the store, because there are
-    several. ``tiered``: whether to check a tier in the store. ``tier_asked``: whether the user
-    named the tier. ``baselines``: the baselines of the stores that have been checked.
+    """The checks of all stores.
+
+    ``named``: whether notes name the store, because there are several.
+    ``tiered``: whether to check a tier in the store.
+    ``tier_asked``: whether the user named the tier.
+    ``baselines``: the baselines of the stores that have been checked.
     """
 
     options: VerifyOptions

@@ -46,7 +46,7 @@ class EraseOptions(OptionGroup):
 
 def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, apply: ApplyOptions,
         options: EraseOptions) -> None:
-    """Show or apply the plan of a deletion; once it is applied, write the certificate and purge.
+    """Show or apply the plan of a deletion. After it is applied, write the certificate and purge.
 
     ``wanted`` selects the messages; ``options`` can extend the selection.
     """

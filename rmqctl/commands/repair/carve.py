@@ -175,7 +175,7 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
 def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
           more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     """Yield a row with the fields ``columns``, in this order, for each carved message. The fields
-    ``more`` describe the source of a message and are not part of the message itself.
+    ``more`` describe where the message was found; all others are fields of the message.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
     for carved in carving.pages():

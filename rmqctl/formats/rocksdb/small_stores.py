@@ -1,6 +1,6 @@
-"""POP check points (``kvStore/``, spec: rocksdb.md §7) and the entries of 5.4 in
-``RocksDBMessageStore/`` (§8, from published source): keys and values, decoded to fields. Times in
-ms.
+"""POP check points in ``kvStore/`` (spec: rocksdb.md §7), and the entries of 5.4 in
+``RocksDBMessageStore/`` (§8, from published source). Keys and values are decoded to fields. Times
+are in ms.
 """
 
 from __future__ import annotations

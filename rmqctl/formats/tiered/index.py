@@ -250,8 +250,8 @@ def both_hashes(topic: str, key: str) -> tuple[int, ...]:
 
 
 NO_TOPIC = -1
-"""The topic id of an item whose message was erased: no topic has this id, so no query returns the
-item. The item's key hash is the number of its slot.
+"""The topic id of an item whose message was erased. No topic has this id, so no query returns the
+item. Its key hash is the number of its slot.
 """
 
 ReadAt = Callable[[int, int], bytes]

@@ -289,8 +289,8 @@ def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
 
 
 def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return the items in the order of a broker's outer tables (by path, by topic), which a broker
-    creates as copies of large maps.
+    """Return the items in the order of a broker's outer tables (by path, by topic). A broker
+    creates these tables as copies of large maps.
     """
     source = dict(java_concurrent_map.ordered(table, _TABLE))
     return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))

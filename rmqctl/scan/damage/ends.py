@@ -179,9 +179,10 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
 
 
 def _room(gap: Array) -> Array:
-    """Return, for each gap between frames, the largest number of records that it may contain:
-    records of the smallest size, and possibly the start of a record whose body continues after the
-    gap.
+    """Return the largest number of records that each gap between frames may contain.
+
+    A gap may contain records of the smallest size, and the start of a record whose body continues
+    after the gap.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= MIN_HEAD

@@ -1,9 +1,9 @@
 """Examine DLedger data without a provable message (spec: dledger.md §2).
 
-The header of an entry contains its length twice, and its position. So no other entry begins inside
-an entry with an intact header, whatever the body contains. If the header is damaged, the size is
-still stored up to four times in the header and the record, and once more in DLedger's index, or in
-a consume queue entry.
+The header of an entry contains the entry's position, and its length twice. So no other entry begins
+inside an entry with an intact header, whatever the body contains. If the header is damaged, the
+size is stored up to four times in the header and the record. It is also in DLedger's index and in a
+consume queue entry.
 """
 
 from __future__ import annotations

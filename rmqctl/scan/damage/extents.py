@@ -143,10 +143,11 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Follow the records after a damaged record, from the end that results from its own size field.
-    Return the first record boundary at or after ``end``; ``end`` itself if the records stop before
-    ``end``; None if no record begins where the damaged record would end, or if it would end at or
-    after ``end``.
+    """Return the first record boundary at or after ``end``. The records are followed from the end
+    that results from the damaged record's own size field.
+
+    If these records stop before ``end``, return ``end``. Return None if no record begins where the
+    damaged record would end, or if it would end at or after ``end``.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -260,8 +261,8 @@ def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
-    """Return (the position and size of each of the consecutive frames from ``at`` up to ``end``;
-    whether an intact record extends over ``end``, which no record inside a body does).
+    """Return (position and size of the consecutive frames from ``at`` up to ``end``; whether an
+    intact record extends over ``end``). No record inside a body extends over the body's end.
     """
     frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
@@ -463,10 +464,10 @@ def _least_size(source: Source, at: int, magic: int) -> int:
 
 
 def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
-    """Return the possible sizes of a record of which only one field is wrong: with each of these
-    sizes the record is complete, and its body matches its CRC.
+    """Return the possible sizes of a record with only one wrong field. With each of these sizes,
+    the record is complete, and its body matches its CRC.
 
-    ``total``: the size stored in the record, None if this size is impossible.
+    ``total``: the size stored in the record; None if this size is impossible.
     """
     crc = _START.unpack_from(source.read(at, START_SIZE))[2]
     start, length = _body(source, at, magic)

@@ -96,14 +96,16 @@ class Leads:
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Return whether there is enough evidence against records to which no entry points.
+        """Return whether the evidence against records to which no entry points is sufficient.
 
-        The following is not enough: one damaged entry, one record with damaged keys, or any number
-        of entries that point elsewhere (as in a damaged page of a consume queue) while nothing else
-        contradicts the records. ``besides``: number of other facts against the records. Index keys
-        that are missing for several records count once, since they may have a common cause. Missing
-        consume queue entries also count once, but only if another entry points to the record's
-        offset with another size; otherwise, a broker may have skipped the record after damage.
+        A single damaged entry, or a single record with damaged keys, is not sufficient. Nor are
+        entries that point elsewhere if nothing else contradicts the records: a page of the consume
+        queue may be damaged.
+
+        ``besides``: number of other facts against the records. Missing index keys of several
+        records count once, because they may have a common cause. Missing consume queue entries also
+        count once, but only if another entry points to the record's offset with another size.
+        Without it, a broker may have skipped the record after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
@@ -157,8 +159,10 @@ class Leads:
 
     def by_two(self, records: Sequence[Record]) -> bool:
         """Return whether two independent structures contradict the records: entries of two queues,
-        or entries of a queue and of the index. If an entry points into a record, and another record
-        has the same queue offset as this record, that is sufficient by itself.
+        or entries of a queue and of the index.
+
+        One case is sufficient by itself: an entry points into a record, and another record has the
+        same queue offset as this record.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}
@@ -175,8 +179,8 @@ class Leads:
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
 
     def _is_elsewhere(self, record: Record) -> bool:
-        """Return whether the entry for the record's queue offset points elsewhere, and no entry
-        with the record's size points to the record.
+        """Return whether the entry for the record's queue offset points elsewhere. False if an
+        entry with the record's size points to the record.
         """
         return not self._is_alike(record) and self.witness.confirms(record) is False
 

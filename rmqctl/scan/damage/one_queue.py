@@ -1,22 +1,21 @@
-"""Decide by queue offsets whether intact records in a damaged range are messages, in a log of one
-queue.
+"""Decide whether intact records in a damaged range are messages, in a log of one queue.
 
-An intact record in a damaged range (a *frame*) is either a message, or part of the body of a
-damaged message. The log of a tier contains all messages of one queue and no others (tiered.md §7).
-So each queue offset between those of the messages before and after the range (a *slot*) belongs to
-one message in the range. A sender may guess these queue offsets and put a forged record into a
-body, so the fields of a frame prove nothing by themselves. What counts is whether the messages of
-all slots fit into the range.
+An intact record in a damaged range (a *frame*) is a message, or a part of a damaged message's body.
+The log of a tier contains all messages of one queue and no others (tiered.md §7). So each queue
+offset missing between the messages before and after the range (a *slot*) belongs to one message in
+the range. The fields of a frame prove nothing by themselves, because a sender may guess a queue
+offset and put a forged record into a body. The evidence is whether the messages of all slots fit
+into the range.
 
-* One slot: it belongs to the damaged message, and everything in the range is the body of this
-  message. There is one exception: after an interrupted write, messages are written again, so the
-  range contains more records than slots. Such a range does not end as a message does, or the queue
-  offset of its last frame is the slot.
-* More slots than frames: if the queue offset of each frame is a slot, the other slots belong to
-  damaged messages. If a frame were part of a body, the range would also contain the damaged message
-  of the frame's slot, which is at least as long as a message's header (the topic and properties may
-  be the last bytes of a frame). If the range has no space for one more message, the frames are
-  messages.
+One slot: it belongs to the damaged message, and the whole range is this message. There is one
+exception. After an interrupted write, messages are written again, so the range contains more
+records than slots. Such a range does not end as a message does, or the queue offset of its last
+frame is the slot.
+
+More slots than frames: if the queue offset of each frame is a slot, the other slots belong to
+damaged messages. If a frame were a part of a body, the range would also contain the damaged message
+of the frame's slot. That message needs at least the space of a header; its topic and properties may
+be the last bytes of a frame. Without this space, the frames are messages.
 """
 
 from __future__ import annotations
@@ -33,9 +32,12 @@ HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
 
 @dataclass(frozen=True, slots=True)
 class DamagedFrames:
-    """A damaged range ``[start, end)`` that contains ``frames`` (physical offset, size) with the
-    queue offsets ``numbers``. The adjacent messages have the queue offsets ``before`` and
-    ``after``.
+    """A damaged range with intact records inside, in a log of one queue.
+
+    ``start``, ``end``: the range.
+    ``frames``: (physical offset, size) of each record.
+    ``numbers``: queue offset of each record.
+    ``before``, ``after``: queue offsets of the messages next to the range.
     """
 
     start: int
@@ -63,7 +65,7 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether each frame has a slot, and the space between the frames is enough for the
+        """Return whether the frames are messages: each has a slot, and the gaps have space for the
         records of the remaining slots, but not for one more record. ``least``: size in bytes of the
         smallest record of the queue.
         """

@@ -56,8 +56,8 @@ def _all_sound(raws: list[bytes]) -> bool:
 
 
 def unproven(batch: Batch) -> Array:
-    """Return a boolean array: whether each record has no appended CRC, or one that is wrong, 0, or
-    not separated from the previous property.
+    """Return a boolean array: True for a record without an appended CRC, and for one whose appended
+    CRC is wrong, 0, or not separated from the previous property.
     """
     sealed, wrong = appended_crcs(batch)
     is_unproven: Array = ~sealed | wrong

@@ -90,8 +90,8 @@ class References:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Return whether entries confirm the record at a position: a consume queue entry that
-        points to the position has its size, or the index contains one of its keys for the position.
+        """Return whether entries confirm the record at a position: a consume queue entry with its
+        size, or an index entry with the hash of one of its keys.
         """
         size = located_size(self._source, at)
         if size is None:

@@ -1,18 +1,20 @@
 """Queue offsets as evidence of how much of a log a single damaged message may cover.
 
-Within a queue, offsets increase by one from message to message, in log order. So the number of
-offsets missing between the known messages before a range of the log and those after it is the
-minimum number of messages of these queues in the range. If the range consisted of one damaged
-message and a few other records, only this message and these records could be missing. If more
-messages are missing, the range cannot be the body of one message. The content of the range does not
-affect this proof, which depends only on messages outside the range.
+Within a queue, offsets increase by one from message to message, in log order. So the known messages
+before and after a range show how many messages of their queues are missing in the range. If the
+range consisted of one damaged message and a few other records, only these could be missing. If more
+messages are missing, the range cannot be the body of one message. This proof depends only on
+messages outside the range, not on its content.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
-among the messages right before the range and right after it, and if the missing messages fit into
-the range. So an offset with a flipped bit, or a gap left by compaction, proves nothing. A batch of
-messages uses as many offsets as its sender chooses, so topics with batches do not count. Prepared
-messages and rollbacks have no offset. A message uses one offset of its own topic, and further
-offsets only in light message queues (LMQ), which do not count either.
+among the messages right before and right after the range, and if the missing messages fit into the
+range. So an offset with a flipped bit, or a gap left by compaction, proves nothing. Three kinds of
+messages do not count:
+
+* Batches, and all messages of topics with batches, because a batch uses as many offsets as its
+  sender chooses.
+* Prepared messages and rollbacks, which have no offset.
+* Messages of light message queues (LMQ), because a message may use offsets of several such queues.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ range.
 """
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
-"""``_RUNS_AHEAD``: number of preceding runs of frames whose missing messages are counted together
-with a run's own; ``_MAX_RUNS``: maximum number of examined runs.
+"""``_RUNS_AHEAD``: number of earlier runs of frames whose missing messages are added to those of a
+run. ``_MAX_RUNS``: maximum number of examined runs.
 """
 _LIGHT = LMQ_PREFIX.encode()
 
@@ -94,10 +96,10 @@ class EarlierMessages:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """Yield two items for each of several parts of the log before a position, each part longer
-        than the previous one: the first and the last queue offset of each queue among the known
-        messages of the part, and the number of other messages that may be missing after these
-        messages. Raises: StoreIOError.
+        """Yield evidence for several parts of the log before a position, each longer than the
+        previous one: (first and last queue offset of each queue among the known messages of the
+        part, number of other messages that may be missing after these messages). Raises:
+        StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
@@ -154,14 +156,15 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
-    """Return, for each frame, a difference: the number of messages that are missing before the
-    frame if no earlier frame is a message, minus the number of messages that can be lost after
-    ``at``. The difference is 0 or less if these numbers are unknown.
-    Raises: StoreIOError.
+    """Return a number for each frame: the messages missing before the frame, minus those that can
+    be lost after ``at``. No earlier frame counts as a message. The result is 0 or less if a number
+    is unknown.
 
-    The next message of a queue may be after further damage, in which other messages of the queue
-    were lost. So missing and possibly lost messages are counted up to the end of each run of
-    frames, and the largest of these differences is returned.
+    The next message of a queue may be after further damage with other lost messages of the queue.
+    So the two numbers are taken at the end of each run of frames, and the largest difference is
+    returned.
+
+    Raises: StoreIOError.
     """
     is_sound = _goes_up(frames)
     most: Array = -frames.lost
@@ -188,8 +191,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the number of missing messages of all queues. Each queue contributes
-    the number at its first frame at or after this frame.
+    """Return the number of missing messages for each frame: the sum over all queues of the number
+    at the queue's first frame from this frame on.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
@@ -201,7 +204,7 @@ def _from_each(queue: Array, missing: Array) -> Array:
 
 
 def _goes_up(frames: Numbered) -> Array:
-    """Return, for each frame, whether the offsets of its queue increase by one from frame to frame
+    """Return a boolean array: whether the offsets of a frame's queue increase by one in the frames
     after it. Gaps that lost messages may explain are allowed.
     """
     order = np.argsort(frames.queue, kind="stable")
@@ -218,9 +221,9 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: EarlierMessages) -> int:
-    """Return the number of messages missing between the messages before and after ``[at, end)``,
-    minus the number that can be lost. ``behind``: queue offsets of the messages after the range.
-    Raises: StoreIOError.
+    """Return the number of messages missing between those before and those after ``[at, end)``,
+    minus the number that can be lost there. ``behind``: queue offsets of the messages after the
+    range. Raises: StoreIOError.
     """
     most = -lost
     for ends_before, extra in passed.known_before(source, at):
@@ -241,8 +244,8 @@ class Queues:
         self.batched: set[bytes] = set()
 
     def columns(self, batch: Batch) -> tuple[Array, Array]:
-        """Return two arrays with an element for each frame: the number of its queue, or -1 if the
-        frame's queue offset cannot be used as evidence; and the frame's queue offset.
+        """Return two arrays with an element for each frame: the number of the frame's queue, and
+        its queue offset. The number is -1 if the offset cannot be used as evidence.
         """
         numbers: list[int] = []
         for queue, _, flags in _rows(batch):
@@ -256,8 +259,9 @@ class Queues:
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
     """Return, by queue, the first and the last queue offset of consecutive frames in ``[start,
-    end)``: only of the first ``most`` frames or, if ``most`` is negative, of the last ``-most``
-    frames. The value is None for a queue whose offsets prove nothing.
+    end)``; None for a queue whose offsets prove nothing.
+
+    ``most``: number of frames to examine, from the start. A negative number counts from the end.
 
     Raises: StoreIOError.
     """

@@ -162,8 +162,10 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 class Beside:
     """Removes stale records from the batches of one scan. A batch may contain damage only at its
-    end. Stale records become damage, and unclear records become undecided. The same applies to
-    stale records at the start or end of a file that leave no damage (`amid`).
+    end.
+
+    Stale records become damage, and unclear records become undecided. Stale records at the start or
+    end of a file may leave no damage; they are found by `amid`.
     """
 
     def __init__(self, source: Source) -> None:

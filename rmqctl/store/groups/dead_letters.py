@@ -132,8 +132,8 @@ def target(letter: DeadLetter, into: Into) -> str | None:
 
 
 class Resending:
-    """Builds message objects from dead letters of ``source``, for `append` to ``store`` (None: to
-    ``source`` itself). Objects for ``source`` have its broker as their store host.
+    """Builds message objects from dead letters of ``source``, for `append` to ``store`` (None:
+    ``source`` itself). In the second case, the broker of ``source`` is the store host.
     """
 
     def __init__(self, source: Store, store: Store | None, into: Into) -> None:

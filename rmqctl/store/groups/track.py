@@ -71,8 +71,10 @@ class MessageCopy(NamedTuple):
 
 @dataclass(slots=True)
 class Tracked:
-    """The result for one message. ``chain``: the message and its copies in the order of the log;
-    empty if copies are not tracked. ``notes``: sentences that state what is unknown.
+    """The result for one message.
+
+    ``chain``: the message and its copies in the order of the log; empty if copies are not tracked.
+    ``notes``: sentences on what is unknown.
     """
 
     groups: list[GroupTrack] = field(default_factory=list)
@@ -171,9 +173,8 @@ class Tracker:
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
         """Return the message and its copies in the order of the log; empty without copies.
 
-        Copies keep the client's id of the message, so they are found in the index by this id.
-        Without such an id, they are found only by their properties, which name the original
-        message.
+        The index shows the copies, because they keep the client's id of the message. Without such
+        an id, only the properties of a copy name the original message.
 
         Raises: StoreIOError.
         """

@@ -1,8 +1,8 @@
-"""The groups of a store, their progress, and the first message that each of them has not consumed.
+"""The groups of a store, their progress, and the first message that each group has not consumed.
 
-Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). If a group has no
-consumer offset in a queue, it starts at the position that the setting ``consumeFromWhere`` of its
-consumers determines; this setting is not in the store.
+Consumer offsets are read from ``config/`` (spec: checkpoint-and-small-files.md). In a queue without
+a consumer offset, a group starts according to the setting ``consumeFromWhere`` of its consumers.
+This setting is not in the store.
 """
 
 from __future__ import annotations
@@ -91,9 +91,11 @@ class StoredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCounts:
-    """The queues in which a group has unconsumed messages. ``starts``: the first unconsumed queue
-    offset of each of these queues; ``without``: the queues in which the group has no consumer
-    offset. ``notes``: remarks for the user.
+    """The queues in which a group has unconsumed messages.
+
+    ``starts``: the first unconsumed queue offset of each of these queues.
+    ``without``: the queues in which the group has no consumer offset.
+    ``notes``: remarks for the user.
     """
 
     starts: Mapping[QueueKey, int]
@@ -103,8 +105,8 @@ class UnreadCounts:
 
 def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic: str | None = None,
            queue_id: int | None = None) -> UnreadCounts:
-    """Return the messages that a group has not consumed, in its retry topic and in all topics in
-    which it committed offsets; with ``topic`` and ``queue_id``, only in these.
+    """Return the messages that a group has not consumed, in its retry topic and in all topics with
+    offsets of the group. ``topic`` and ``queue_id`` restrict the result to this topic and queue id.
     """
     store = view.store
     retry = RETRY_PREFIX + group
