@@ -1,5 +1,5 @@
-"""Reports on a store for Python programs: the JSON document of a command with a verdict, and the
-plan of a repair with a method that applies it.
+"""Reports on a store for Python programs, with the JSON document of a command and a verdict. The
+plan of a repair can also be applied.
 """
 
 from __future__ import annotations

@@ -256,8 +256,8 @@ def untrusted_index(store: Store, state: LogState,
 
     After an unclean shutdown, files that end after ``trusted_until`` (the checkpoint's index time)
     may be torn. A broker deletes such files and indexes only the part of the log that its recovery
-    reads, so keys are lost. A file with messages after the end of the log is never trusted: a
-    broker would not index new messages that are before the end of that file.
+    reads, so keys are lost. A file with messages after the end of the log is never trusted. A
+    broker would not index new messages before the end of such a file.
 
     The returned offset is the start of the first untrusted file, or the end of the log if all files
     are trusted.

@@ -1,6 +1,8 @@
-"""Find two facts about earlier repairs that matter to the next repair: a repair still keeps
-complete log files, moved aside because a broker's startup would delete them; repairs created the
-consume queues.
+"""Find two facts about earlier repairs that matter to the next repair.
+
+* A repair still keeps complete log files. It moved them aside because a broker's startup would
+  delete them.
+* Repairs created the consume queues.
 """
 
 from __future__ import annotations

@@ -670,7 +670,7 @@ class _Planner:
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
         """Return the structures that remain damaged.
 
-        The log is among them if some of its messages contradict the index or get no entry, because
+        The log is among them if some of its messages contradict the index, or get no entry because
         their topic cannot be the name of a folder. The index is among them if it is damaged and its
         numbers of slots and entries are unknown.
         """

@@ -95,8 +95,8 @@ def checked(root: str, target: str) -> str:
 def real_path(root: str, target: str, *, follow: bool) -> str:
     """Return the real path of a target.
 
-    ``follow``: whether to follow a target that is a link. A change of content affects the file
-    behind the link, but a move affects the link itself.
+    ``follow``: whether to follow a target that is a link. A change of content affects the file to
+    which the link points, but a move affects the link itself.
     """
     path = os.path.join(root, target)
     if follow:

@@ -10,8 +10,8 @@ The syndrome of a changed byte v is v times a power of x.
 
 A record stores 31 bits of a CRC (commitlog.md §6), so `syndromes` returns two possible differences.
 The CRC of a body and the CRC of its complete record use the same polynomial. So if a change
-explains the body's CRC, the record's CRC is no further evidence for this change. It only shows that
-the rest of the record is intact.
+explains the body's CRC, the record's CRC adds no evidence for this change. It only shows that the
+rest of the record is intact.
 """
 
 from __future__ import annotations

@@ -388,9 +388,9 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     ``base``: physical offset of ``data[0]``. If the buffer contains records from several positions,
     ``base`` is an array (int64) with a value for each record, and the batch has ``base`` 0.
 
-    Returns (batch over all candidates, ok). ``ok`` is true for each provable record: it has the
-    magic of a message, a physical offset equal to its position, and lengths that add up to its
-    size, all inside ``data``. Columns of rows that are not ok have no meaning.
+    Returns (batch over all candidates, ok). ``ok`` is true for each provable record. Such a record
+    is completely inside ``data``. It has the magic of a message, a physical offset equal to its
+    position, and lengths that add up to its size. Columns of rows that are not ok have no meaning.
     """
     kernel = active()
     if kernel is not None:

@@ -1,8 +1,8 @@
 """Keys and values of consume queues in RocksDB (spec: rocksdb.md §2, §3).
 
 The column family `ROWS` has an entry for each message of a queue. The column family `OFFSETS` has
-the last entry of each queue, the first entry if it was ever requested, and the offset up to which
-the log was dispatched.
+the last entry of each queue, and the first entry if it was ever requested. It also has the offset
+up to which the log was dispatched.
 """
 
 from __future__ import annotations

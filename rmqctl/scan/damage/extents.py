@@ -3,8 +3,8 @@
 A message body may contain *frames*: bytes that read as an intact record, with the right physical
 offset, CRC and queue offset. So a frame after damage is either a record of the log or a part of the
 damaged record's body. The sender of a body cannot change the record around the body. Nor can a
-sender create a consume queue entry or an index entry for a frame in the body. This leads to four
-cases, from the strongest proof to none:
+sender create a consume queue entry or an index entry for a frame in the body. So four cases are
+distinguished, from the strongest proof to none:
 
 1. A consume queue entry points to the damaged record. Its size equals the record's size field, or
     the size calculated from the record's length fields. No frame inside is a record of the log.
@@ -14,8 +14,8 @@ cases, from the strongest proof to none:
     torn. But a record, a blank record or unused space begins where the damaged record would end.
     Then a frame inside with a consume queue or index entry of its own is a record of the log,
     written over a torn record. All other frames belong to the body.
-4. The size is unknown. A frame is a record of the log if it has a consume queue or index entry, or
-    if it is after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All
+4. The size is unknown. A frame is a record of the log if it has a consume queue or index entry. So
+    is a frame after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All
     other frames are undecided, unless their own queue contradicts them.
 
 An exception to 4 is a file that belongs to no store and is not scanned by itself. There, the log
@@ -424,10 +424,13 @@ def _told_extent(source: Source, at: int, references: References) -> Extent | No
 
 
 def _entry_extent(source: Source, at: int, references: References) -> Extent | None:
-    """Return the end of a damaged DLedger entry; None if nothing proves it.
+    """Return the end of a damaged DLedger entry; None if nothing proves it. One of these is a
+    proof:
 
-    The proof is the entry's header, two agreeing fields of the entry and its record, its DLedger
-    index unit, its consume queue entry, or one field that points to another entry.
+    * the entry's header;
+    * two agreeing fields of the entry and its record;
+    * the entry's DLedger index unit, or the record's consume queue entry;
+    * one field that points to another entry.
     """
     entry = entries.whole_entry(source, at)
     if entry is not None:

@@ -259,7 +259,8 @@ class Leads:
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
         """Return whether all records have an earlier store time than the record before them in the
-        log: the last one of ``before``, or of the previous file if ``before`` is empty.
+        log. That record is the last one of ``before``; without ``before``, the last one of the
+        previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))

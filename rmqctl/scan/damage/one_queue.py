@@ -65,9 +65,9 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether the frames are messages: each has a slot, and the gaps have space for the
-        records of the remaining slots, but not for one more record. ``least``: size in bytes of the
-        smallest record of the queue.
+        """Return whether the frames are messages: each has a slot, and the gaps have no space for
+        one more record than the remaining slots need. ``least``: size in bytes of the smallest
+        record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

@@ -90,8 +90,9 @@ class References:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Return whether entries confirm the record at a position: a consume queue entry with its
-        size, or an index entry with the hash of one of its keys.
+        """Return whether entries confirm the record at a position. Either a consume queue entry for
+        the position has the record's size, or an index entry for it has the hash of one of the
+        record's keys.
         """
         size = located_size(self._source, at)
         if size is None:

@@ -7,9 +7,9 @@ messages are missing, the range cannot be the body of one message. This proof de
 messages outside the range, not on its content.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
-among the messages right before and right after the range, and if the missing messages fit into the
-range. So an offset with a flipped bit, or a gap left by compaction, proves nothing. Three kinds of
-messages do not count:
+among the messages right before and right after the range. In addition, the missing messages must
+fit into the range. So an offset with a flipped bit, or a gap left by compaction, proves nothing.
+Three kinds of messages do not count:
 
 * Batches, and all messages of topics with batches, because a batch uses as many offsets as its
   sender chooses.
@@ -97,9 +97,12 @@ class EarlierMessages:
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
         """Yield evidence for several parts of the log before a position, each longer than the
-        previous one: (first and last queue offset of each queue among the known messages of the
-        part, number of other messages that may be missing after these messages). Raises:
-        StoreIOError.
+        previous one. Each item has two elements:
+
+        * the first and the last queue offset of each queue among the known messages of the part;
+        * the number of other messages that may be missing after these messages.
+
+        Raises: StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0

@@ -111,9 +111,9 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 
 
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
-    """Return evidence from the previous file about records at the start of a file: (store time (ms)
-    of the last message, function that returns whether a record's queue offset is already used).
-    Raises: StoreIOError.
+    """Return evidence from the previous file about records at the start of a file: the store time
+    (ms) of the last message, and a function. The function returns whether a record's queue offset
+    is already used. Raises: StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
     if past is None:

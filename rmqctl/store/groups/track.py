@@ -1,8 +1,8 @@
 """The groups that consumed a message, and the fate of the copies that groups sent back. States are
 those of mqadmin's messageTrack.
 
-A copy that a group sends back is a separate record. A store lacks some facts that a broker's
-messageTrackDetail gets from running consumers: whether a tag filter skipped the message
+A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
+consumers for facts that a store lacks: whether a tag filter skipped the message
 (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or are offline.
 """
 
