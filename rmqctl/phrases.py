@@ -1,8 +1,8 @@
-"""Sentences for people that keep their template and values for a translation.
+"""Sentences for people, which keep their template and values so that they can be translated.
 
 A `Phrase` is a string with the English text, which JSON, journals and logs contain. Only output for
-people translates it (`rmqctl.output.language`). A catalog has a translated template, with the same
-names in braces, for each English one.
+people translates it (`rmqctl.output.language`). A catalog has a translated template for each
+English template, with the same names in braces.
 """
 
 from __future__ import annotations

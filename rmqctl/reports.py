@@ -1,5 +1,5 @@
-"""Reports on a store for Python programs, with the JSON document of a command and a verdict. The
-plan of a repair can also be applied.
+"""Reports on a store for Python programs. A report has the JSON document of a command and a
+verdict. The report of a repair is a plan that can be applied.
 """
 
 from __future__ import annotations

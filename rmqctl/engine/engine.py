@@ -148,8 +148,9 @@ class Engine(Putting):
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
         """Put messages in groups as they arrive; yield a result for each, in order.
 
-        With ``flush=sync``, the messages of a group share an fsync, and their results follow it. To
-        limit memory, a group ends after 1024 messages, or once its bodies have 1 MiB or more.
+        With ``flush=sync``, the messages of a group share an fsync, and their results are yielded
+        after it. To limit memory, a group ends after 1024 messages, or once its bodies have 1 MiB
+        or more.
         """
         malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []

@@ -27,10 +27,10 @@ class ByPositions(NamedTuple):
     """Lost messages that are known only from consumer offsets: a group has consumed them, or they
     were after the present end of a DLedger log.
 
-    ``reached``: the queue offsets of all of them, by queue. Some may already be counted as messages
-        of unknown queues.
-    ``listed``: the first of those that are not counted yet.
-    ``more``: number of those that are not counted yet.
+    ``reached``: the queue offsets of all these messages, by queue. Some messages may already be
+        counted as messages of unknown queues.
+    ``listed``: the first messages that are not counted yet.
+    ``more``: number of messages that are not counted yet.
     ``notes``: notes on the consumer offsets.
     """
 

@@ -313,8 +313,8 @@ def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) 
 
 
 def _points_after(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Return whether any entry of a file points to a message that is kept. After a last entry that
-    points to an expired message, only a damaged file has such an entry.
+    """Return whether any entry of a file points to a message that is kept. If the last entry points
+    to an expired message, only a damaged file has such an entry.
     """
     return any(len(rows) for rows in _rows_after(file, unit, after))
 

@@ -26,8 +26,8 @@ files on purpose, use another action.
 
 class MovedLog(NamedTuple):
     """A repair that moved files from the end of the log aside. ``files``: number of these files.
-    ``as_it_was``: whether `undo` would revert no later change, because the files that the repair
-    changed are unchanged since then.
+    ``as_it_was``: whether the files that the repair changed are unchanged since then. If so, `undo`
+    reverts nothing else.
     """
 
     id: str

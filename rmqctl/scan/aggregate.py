@@ -181,7 +181,7 @@ class Aggregate:
             self._shrink(self._limit // 2)
 
     def _shrink(self, most: int) -> None:
-        """Subtract the same count from all groups and drop the groups at 0, so that at most
+        """Subtract the same count from all groups and drop those with nothing left, so that at most
         ``most`` remain.
 
         Each subtraction affects more groups than the limit, so a heavy group is never dropped.

@@ -42,7 +42,7 @@ class Span:
 
     ``offset``: physical offset.
     ``length``: in bytes.
-    ``reason``, ``field``: the fault of damage.
+    ``reason``, ``field``: the fault, if the bytes are damaged.
     ``located``: whether the span is exactly one record, not the result of a search for the next.
     ``doubtful``: frames in the span that may be records of the log or part of a body.
     """

@@ -45,8 +45,8 @@ def _none() -> Array:
 class Headers:
     """Anomalies in a part of a log.
 
-    The first and the last record of the part are not judged until their neighbors are known: by
-    `merge` with the next part, or by `settle` at the ends of the log.
+    The first and the last record of the part cannot be judged without their neighbors. They are
+    judged by `merge` with the next part, or by `settle` at the ends of the log.
     """
 
     faults: list[HeaderFault] = field(default_factory=list)

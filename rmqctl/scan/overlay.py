@@ -1,6 +1,6 @@
 """Bytes laid over a file without changing the file: a log as it would be after a repair.
 
-The zeros of a piece need no memory, even if they are gigabytes.
+A piece stores its bytes sparsely: even gigabytes of zeros need no memory.
 """
 
 from __future__ import annotations

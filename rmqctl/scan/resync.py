@@ -257,8 +257,9 @@ def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAG
 
 
 def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]) -> Array:
-    """Return the positions of magics. The search is for the first two bytes of each magic, first at
-    even and then at odd positions of ``data``.
+    """Return the positions of magics. Their first two bytes are searched for, at even and at odd
+    positions of ``data``, because NumPy compares only aligned numbers fast. All bytes are then
+    compared.
     """
     count = (high - low + 1) // 2
     hit: Array = np.zeros((-(-count // _ROW), _ROW), bool)

@@ -4,8 +4,8 @@
 schema, and docs/reference/schema.md is generated from it. Each column is an Arrow field. Its
 comment states meaning, unit, and when the value is null.
 
-All columns have a nullable type, because query engines treat them so. A value is null only in the
-cases that its comment names.
+All columns have a nullable type, because query engines treat all columns as nullable. A value is
+null only in the cases that its comment names.
 """
 
 from __future__ import annotations

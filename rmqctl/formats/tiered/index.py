@@ -251,7 +251,7 @@ def both_hashes(topic: str, key: str) -> tuple[int, ...]:
 
 NO_TOPIC = -1
 """The topic id of an item whose message was erased. No topic has this id, so no query returns the
-item. Its key hash is the number of its slot.
+item. The item's key hash is the number of its slot.
 """
 
 ReadAt = Callable[[int, int], bytes]

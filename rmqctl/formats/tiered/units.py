@@ -50,8 +50,8 @@ CODA_SIZE = CODA.size
 CODA_MAGIC = message.MAGIC_BLANK
 
 GUESSED = int.from_bytes(b"rmqctl?!", "big")
-"""The tags code of a unit that `tiered recover` creates for a damaged message. It fills the queue
-offset. A broker skips the unit, because the code is larger than any tag's hash or deliver time.
+"""The tags code of a unit that `tiered recover` creates in place of a damaged message. A broker
+skips the unit, because this code is larger than any tag's hash or deliver time.
 """
 
 NEVER = (1 << 63) - 1

@@ -5,15 +5,15 @@ offset. So the record may end at any frame boundary after the damage, unless one
 excludes the boundary:
 
 * The distance to the boundary is greater than the size of the store's largest record.
-* The boundary is in another file, or after a record of the log that a consume queue or index entry
-  proves.
-* More messages would be missing than can be lost. This number follows from the queue offsets of the
-  last messages before the damage and of the first messages after the boundary
+* The boundary is in another file.
+* The boundary is after a record of the log that a consume queue or index entry proves.
+* More messages would be missing than can be lost. The number of missing messages follows from the
+  queue offsets of the last messages before the damage and of the first messages after the boundary
   (`rmqctl.scan.damage.slots`).
 
 Frames after the last possible end are messages. Frames before it are undecided: they are messages,
-or part of the damaged record's body. A damaged record near the end of the log, at less than the
-size of the largest record, may have been torn there. Then everything after the damage is undecided.
+or part of the damaged record's body. If the end of the log is nearer than the size of the largest
+record, the damaged record may have been torn there. Then everything after the damage is undecided.
 
 The frames of a file are read once for all damage in the file.
 """
@@ -91,7 +91,8 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: EarlierMessages,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Find the position after ``search`` where messages continue after a damaged record at ``at``.
+    """Find the position at or after ``search`` where messages continue after a damaged record at
+    ``at``.
 
     ``stop``: a position where a record of the log certainly begins. ``passed``: the messages before
     the damage. ``own_end`` returns the certain end of a damaged record at a position.

@@ -6,17 +6,18 @@ damaged record's body. The sender of a body cannot change the record around the 
 sender create a consume queue entry or an index entry for a frame in the body. So four cases are
 distinguished, from the strongest proof to none:
 
-1. A consume queue entry points to the damaged record. Its size equals the record's size field, or
-    the size calculated from the record's length fields. No frame inside is a record of the log.
+1. A consume queue entry points to the damaged record. The size in the entry equals the record's
+   size field, or the size calculated from the record's length fields. No frame inside is a record
+   of the log.
 2. Only one field of the record is wrong, and the body matches its CRC. No frame inside is a record
-    of the log.
+   of the log.
 3. The size is known but not proven: only one of the sizes in 1 is known, or the body is damaged or
-    torn. But a record, a blank record or unused space begins where the damaged record would end.
-    Then a frame inside with a consume queue or index entry of its own is a record of the log,
-    written over a torn record. All other frames belong to the body.
+   torn. But a record, a blank record or unused space begins where the damaged record would end.
+   Then a frame inside with a consume queue or index entry of its own is a record of the log,
+   written over a torn record. All other frames belong to the body.
 4. The size is unknown. A frame is a record of the log if it has a consume queue or index entry. So
-    is a frame after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All
-    other frames are undecided, unless their own queue contradicts them.
+   is a frame after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All
+   other frames are undecided, unless their own queue contradicts them.
 
 An exception to 4 is a file that belongs to no store and is not scanned by itself. There, the log
 continues at the first frame after the end that the damaged record states. If consecutive frames
@@ -303,8 +304,8 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Return the end of a record of whose header only the body length is left. The end follows from
-    the record's lengths, and counts only if another record begins there. Raises: StoreIOError.
+    """Return the end of a record whose header is lost, except for the body length. The end follows
+    from the record's lengths, and counts only if another record begins there. Raises: StoreIOError.
 
     The body length is read only at its position in a record with short addresses. In such a record,
     the position for longer addresses may be in the body, whose bytes the sender chooses.

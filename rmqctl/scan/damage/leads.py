@@ -96,16 +96,16 @@ class Leads:
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Return whether the evidence against records to which no entry points is sufficient.
+        """Return whether there is enough evidence against records to which no entry points.
 
-        A single damaged entry, or a single record with damaged keys, is not sufficient. Nor are
-        entries that point elsewhere if nothing else contradicts the records: a page of the consume
-        queue may be damaged.
+        A single damaged entry, or a single record with damaged keys, is not enough. Nor are entries
+        that point elsewhere if nothing else contradicts the records: a page of the consume queue
+        may be damaged.
 
         ``besides``: number of other facts against the records. Missing index keys of several
         records count once, because they may have a common cause. Missing consume queue entries also
         count once, but only if another entry points to the record's offset with another size.
-        Without it, a broker may have skipped the record after damage.
+        Without such an entry, a broker may have skipped the record after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
@@ -119,9 +119,9 @@ class Leads:
     def against(self, record: Record) -> tuple[int, int, bool]:
         """Return the amount of evidence against a record, in three parts:
 
-        * 1 if the entry for its queue offset points elsewhere, 0 otherwise; * the number of true
-        statements in the list below; * whether the index has none of its keys, but has keys for
-        later records.
+        1. 1 if the entry for its queue offset points elsewhere, 0 otherwise.
+        2. The number of statements in the list below that are true.
+        3. Whether the index has none of its keys, but has keys for later records.
 
         The statements:
 

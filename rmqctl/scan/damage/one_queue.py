@@ -65,9 +65,11 @@ class DamagedFrames:
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether the frames are messages: each has a slot, and the gaps have no space for
-        one more record than the remaining slots need. ``least``: size in bytes of the smallest
-        record of the queue.
+        """Return whether the frames are messages. Each frame must have a slot. Each gap must have
+        space for the records of its slots, but all gaps together must have no space for one more
+        record.
+
+        ``least``: size in bytes of the smallest record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

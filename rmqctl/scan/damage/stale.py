@@ -3,7 +3,7 @@
 A page that was never written to disk still has its earlier content. Such a page is a *stale page*,
 and its intact records are stale records.
 
-`beside` judges records next to damage to which no consume queue entry and no index entry points.
+`beside` judges records next to damage, if no consume queue entry and no index entry points to them.
 They are stale if evidence contradicts at least a quarter of them. Evidence against a record is:
 
 * the entry for the record's queue offset points elsewhere;
@@ -383,7 +383,7 @@ class _Records(Sequence[Record]):
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
     """Return the records of an undamaged range. Of more than twice `MAX_PAGE_RECORDS`, only those
-    near the two ends are returned; of very many, none.
+    near the two ends are returned. If there are more than `_MAX_READ`, none is returned.
 
     Raises: StoreIOError, also on access to a record.
     """
