@@ -588,12 +588,12 @@ class _Planner:
                 **({"opened": self._store} if self._make is rebuild else {}))
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
-                f"{self._root}: entries of the log are lost or damaged and get no fillers, because "
-                "a DLedger group does not agree on fillers; without fillers, consume queue entries "
-                "would be at wrong queue offsets: " + (
-                    "a further member of the group may have them" if self._logs else
-                    "another node of the group may have them (`rmqctl diff` compares two, "
-                    "`rmqctl recover --from` copies them)"))
+                f"{self._root}: entries of the log are lost or damaged. A DLedger log gets no "
+                "fillers, because its group did not agree on them, and without fillers, consume "
+                "queue entries would be at wrong queue offsets. " + (
+                    "A further member of the group may have the lost entries" if self._logs else
+                    "Another node of the group may have the lost entries (`rmqctl diff` compares "
+                    "two nodes, `rmqctl recover --from` copies the entries)"))
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         is_intact = not saved.steps and not rebuilt.damage.count
         with self._watch("comparing with the store", 0):

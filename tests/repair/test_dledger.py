@@ -50,7 +50,7 @@ def test_rows_come_back_and_stay(tmp_path: Path, name: str, state: str, version:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     store = layout_copy("5.3.3/dledger-crash-crc", tmp_path, "before")
-    assert "another node of the group" in run("recover", store, *ONLY).expect(6, 4).err
+    assert "Another node of the group" in run("recover", store, *ONLY).expect(6, 4).err
     run("recover", store, "--strategy", "broker").expect(3)
 
 

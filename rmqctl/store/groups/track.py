@@ -173,8 +173,8 @@ class Tracker:
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
         """Return the message and its copies in the order of the log; empty without copies.
 
-        Copies keep the client's id of the message, so they are found in the index. If there is no
-        such id, only the properties of a copy name the original message.
+        Copies keep the client's id of the message, so they are found in the index. Without such an
+        id, only the properties of a copy name the original message.
 
         Raises: StoreIOError.
         """

@@ -142,8 +142,8 @@ def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic:
     # Explain a topic filter that matches no topic of the group.
     if topic is not None and topic not in topics and not starts:
         notes.append(f"group {group} has no consumer offset in topic "
-                     f"{topic}{near_names(topic, topics)}: it does not subscribe to it, has not "
-                     "consumed from it yet, or broadcasts")
+                     f"{topic}{near_names(topic, topics)}: it does not subscribe to this topic, "
+                     "has not consumed from it yet, or broadcasts")
     notes += _beginnings(group, retry, without)
     return UnreadCounts(starts, tuple(without), tuple(notes))
 
