@@ -36,11 +36,11 @@ def command(
 ) -> None:
     """Predict which files the broker's cleaner deletes, when and why, and when the disk is full.
 
-    The oldest log files are deleted by age (fileReservedTime, in the hour deleteWhen in zone --tz,
-    or above diskMaxUsedSpaceRatio), and at any age on a fuller disk (cleanFileForciblyEnable). The
-    last file is kept. Growth is measured over the newest messages (a day or more). Settings come
-    from --broker-conf or the release's defaults. Exit code 1 if unread messages would be deleted or
-    messages rejected; 3 if queues are in an unsupported format.
+    The cleaner deletes the oldest log files by age (fileReservedTime): in the hour deleteWhen (zone
+    --tz), or at once above diskMaxUsedSpaceRatio. On a fuller disk, their age does not matter
+    (cleanFileForciblyEnable). The last file is kept. Growth is measured over the newest messages (a
+    day or more). Settings come from --broker-conf or the release's defaults. Exit code 1 if unread
+    messages would be deleted or messages rejected; 3 if queues are in an unsupported format.
 
         rmqctl retention STORE --broker-conf broker.conf
         rmqctl retention STORE --disk-used 86% -o json

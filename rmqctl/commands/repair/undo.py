@@ -73,9 +73,9 @@ def command(
     since, or if a later repair changed the same files: undo that first. Scripts should pass the ID:
     without one, a second run undoes a second repair.
 
-    Kept files use disk space until --prune deletes them, oldest repair first, up to the first that
-    is younger than AGE; an unfinished repair keeps all of them. The store itself does not change,
-    and the record of lost messages stays.
+    Kept files use disk space until --prune deletes them: those of the oldest repairs, up to the
+    first repair younger than AGE. While a repair is unfinished, nothing is deleted. The store
+    itself does not change, and the record of lost messages stays.
 
         rmqctl undo STORE --list
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
