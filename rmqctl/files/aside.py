@@ -1,6 +1,9 @@
-"""Folders for replaced contents, because rmqctl never deletes data of a store: ``.rmqctl/aside``
-for files and bytes, ``.rmqctl/kept`` for an unreadable topics.json. Files that a plan moves aside
-are kept with its journal: see `rmqctl.repair.executor.journal`.
+"""Folders for replaced contents, because rmqctl never deletes data of a store.
+
+* ``.rmqctl/aside``: replaced files and bytes.
+* ``.rmqctl/kept``: an unreadable topics.json.
+
+Files that a plan moves aside are kept with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations

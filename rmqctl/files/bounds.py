@@ -15,11 +15,10 @@ from rmqctl.errors import RefusedError
 
 
 def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """Return the real paths of the roots of other stores (not in ``roots``) that contain one of the
-    folders.
+    """Return the real paths of the stores that contain one of the folders, without ``roots``.
 
-    A writer in these folders needs the locks of these stores. A folder in one of ``roots`` belongs
-    to that store.
+    A writer in these folders needs the locks of these stores. The search from a folder upwards ends
+    at a folder in ``roots``.
     """
     own = set(map(os.path.realpath, roots))
     stores: dict[str, None] = {}

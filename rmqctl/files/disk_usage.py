@@ -19,8 +19,8 @@ _SECONDS = 1.0
 def used_ratio(folder: str) -> float:
     """Return the used share of the file system, rounded up to whole hundredths.
 
-    Space reserved for the administrator counts neither as used nor as free. A missing folder is on
-    the file system of the folder that will contain it.
+    Space reserved for the administrator counts neither as used nor as free. For a missing folder,
+    the nearest existing parent folder is examined.
 
     Raises: StoreIOError.
     """

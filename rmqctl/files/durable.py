@@ -280,12 +280,11 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
 
 
 def publish(path: str, data: Content, *, store: str, staging: str | None = None) -> None:
-    """Replace a file of a store atomically: after a kill either the old or the new file exists.
+    """Replace a file of a store atomically: after a kill, either the old or the new file exists.
 
-    The new file is written in ``staging`` (default: ``.rmqctl`` in the store), fsynced, and
-    renamed; missing folders are created. Mode and owner of a replaced file are kept. If the path is
-    a link, its target is replaced, except in ``.rmqctl``. After a failure the staged file is
-    removed.
+    The new file is written to ``staging`` (default: ``.rmqctl`` in the store), fsynced and renamed.
+    Missing folders are created. Mode and owner of the old file are kept. A link is followed, except
+    in ``.rmqctl``.
 
     Raises: StoreIOError, RefusedError for a link in ``.rmqctl``.
     """
@@ -313,17 +312,19 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
                  mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
     """Replace a file outside of a store atomically: readers see the old or the new file.
 
-    The bytes are written to ``staged``, which is fsynced and renamed to ``path``; then the folder
-    is fsynced. ``staged`` (on the same file system) is by default a new name beside ``path``,
-    ``.NAME.RANDOM.tmp``; it is removed after any failure. If ``path`` is a link, the link itself is
-    replaced.
+    The bytes are written to ``staged``, which is fsynced and renamed to ``path``. If ``path`` is a
+    link, the link itself is replaced.
 
-    ``mode``: the mode of the new file, restricted by the umask. With ``like_old``, the new file
-    gets mode and owner of the replaced file. Without ``durable``, nothing is fsynced, so the new
-    file survives a kill of the process, but perhaps not a failure of the machine.
-
-    Raises: StoreIOError with the text ``cannot DOING PATH``; without ``doing``, the text names the
+    ``staged``: a path on the same file system, by default ``.NAME.RANDOM.tmp`` beside ``path``. It
+    is removed after any failure.
+    ``mode``: the mode of the new file, restricted by the umask.
+    ``like_old``: the new file gets mode and owner of the replaced file.
+    ``durable``: if False, nothing is fsynced. The new file then survives a kill of the process, but
+    perhaps not a failure of the machine.
+    ``doing``: the verb of the error text ``cannot DOING PATH``. Without it, the text names the
     failed step and its path.
+
+    Raises: StoreIOError.
     """
     # Open the staged file; a generated name must be new, a given one may remain from a crash.
     if staged is None:

@@ -29,8 +29,10 @@ class FileStamp:
         return self.size == _FOLDER
 
     def fits(self, other: FileStamp | None) -> bool:
-        """Return whether `other` is the same unchanged file, or an unchanged copy: a copy has
-        another inode, and its time may be less precise, as in archives and other file systems.
+        """Return whether `other` is the same unchanged file, or an unchanged copy.
+
+        A copy has another inode. Its time may be less precise, as in archives and other file
+        systems.
         """
         if other is None or self.is_folder != other.is_folder:
             return False

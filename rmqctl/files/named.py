@@ -17,9 +17,11 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
-    """Raise RefusedError if another user may have created a link: ``path`` is a link in a folder to
-    which other users may write (checked if ``itself``), or a parent folder of ``path`` is a link in
-    a folder to which everybody may write.
+    """Raise RefusedError if ``path`` leads through a link that another user may have created.
+
+    ``itself``: whether ``path`` itself may be refused. It is refused if it is a link in a folder to
+    which other users may write. A link among its parent folders is refused if everybody may write
+    to the folder that contains the link.
 
     Raises: StoreIOError.
     """

@@ -24,10 +24,12 @@ _BATCH = 1 << 12
 
 
 class NewDatabase:
-    """A database that is being written into `folder`. Files that a killed run left in `folder` are
-    removed first.
+    """A database that is being written into `folder`.
 
-    ``compressed``: compress its tables with LZ4. All methods raise MissingExtraError, StoreIOError.
+    Files that a killed run left in `folder` are removed first. ``compressed``: compress the tables
+    with LZ4.
+
+    All methods raise MissingExtraError, StoreIOError.
     """
 
     def __init__(self, folder: str, families: Iterable[str], *, compressed: bool) -> None:
@@ -61,9 +63,10 @@ class NewDatabase:
             raise self._failed(error) from None
 
     def finish(self) -> list[str]:
-        """Write everything to tables and close them. Return the names of the database's files; the
-        last is CURRENT, which must exist for the folder to be a database. Other files that the
-        library creates there are not needed.
+        """Write everything to tables and close them. Return the names of the database's files.
+
+        The last is CURRENT; without it, the folder is not a database. Other files that the library
+        creates in the folder are not needed.
         """
         try:
             for name in self._families:

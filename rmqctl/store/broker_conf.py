@@ -302,8 +302,9 @@ _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
     "tieredStoreIndexFileMaxIndexNum": ("index_max", _Reading._count),
     "tieredStoreConsumeQueueMaxSize": ("consumequeue_max_size", _Reading._count),
 }
-"""For each setting of tiered storage in the file: the name of the command option that it
-corresponds to, and the function that parses its value."""
+"""For each setting of tiered storage: the name of the corresponding command option, and the
+function that parses the value.
+"""
 
 _RUNTIME: dict[str, _Read] = {
     "fileReservedTime": _Reading._integer,

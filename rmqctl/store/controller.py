@@ -117,12 +117,12 @@ def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The epochs of two replicas, ``a`` and ``b``, compared with each other.
+    """The result of comparing the epochs of two replicas, ``a`` and ``b``.
 
-    ``consistent_point``: the physical offset up to which both logs are the same according to the
-    epochs, and at which a slave truncates its log; None if the replicas have no epoch in common.
-    ``common``: the number of equal epochs at the start of the two lists. ``conflict``: the number
-    of the first epoch that starts at different offsets in the two replicas.
+    ``consistent_point``: the physical offset up to which the logs are the same according to the
+    epochs. A slave truncates its log there. None if the replicas have no epoch in common.
+    ``common``: the number of equal epochs at the start of the two lists.
+    ``conflict``: the number of the first epoch that starts at different offsets.
     """
 
     consistent_point: int | None

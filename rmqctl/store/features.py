@@ -1,10 +1,10 @@
 """Table of the parts of a store that only newer brokers read, each with the first release that
 reads it.
 
-`rmqctl.broker.versions` describes how releases start, write and answer. Hints on the writer of a
-store (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`)
-and its plan (`rmqctl.repair.convert.release`) all use this table. To support another feature, or
-conversion to another release, add an entry here.
+The table is used for hints on the writer of a store (`rmqctl.store.version_hints`), for the losses
+of a downgrade (`rmqctl.checks.preflight.downgrade`) and for its plan
+(`rmqctl.repair.convert.release`). To support another feature, or conversion to another release, add
+an entry here. `rmqctl.broker.versions` describes how releases start, write and answer.
 
 spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
 """
@@ -28,9 +28,11 @@ MAX_V1_TOPIC = 127
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of newer brokers. ``since``: the first release that reads its files; ``files``:
-    these files, relative to the store root. ``shown_by``: other files that prove that the feature
-    was used; None: ``files`` prove it.
+    """A feature of newer brokers.
+
+    ``since``: the first release that reads the files of the feature.
+    ``files``: these files, relative to the store root.
+    ``shown_by``: other files that prove that the feature was used; None: ``files`` prove it.
     """
 
     since: str

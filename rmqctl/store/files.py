@@ -141,7 +141,9 @@ def node_of(folder: str) -> str | None:
 
 def _head_in(folder: str, files: list[StoreFile]) -> int:
     """Return `dledger.HEAD_SIZE` if the files contain DLedger entries, else 0 (spec: dledger.md
-    §6). The folder's name decides, then the first file with a recognizable start.
+    §6).
+
+    The folder's name decides. If it does not, the first file with a recognizable start decides.
     """
     if node_of(folder) is not None:
         return dledger.HEAD_SIZE

@@ -195,10 +195,10 @@ def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file of the store. ``path`` is relative to the store root, or absolute for a file outside
-    of it.
+    """A file of the store.
 
-    ``allocated``: the bytes that the file takes on the disk: less than ``size`` for a sparse file.
+    ``path``: relative to the store root; absolute for a file outside of the root.
+    ``allocated``: the bytes that the file takes on the disk; less than ``size`` for a sparse file.
     """
 
     path: str

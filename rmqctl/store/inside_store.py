@@ -15,13 +15,12 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """Return the root of the store that contains ``path``, or ``path`` itself if it is the root of
-    a store; None if it is outside of all stores. The path need not exist.
+    """Return the root of the store at or above ``path``; None if ``path`` is outside of all stores.
 
-    A folder counts as a store if it contains ``commitlog`` or a folder of consumequeues, and, in
-    addition, either another file or folder of a broker or files in ``commitlog``. The folder of a
-    cluster in a tier also counts. Both the path as given and the path with links resolved are
-    checked. An unreadable folder does not count as a store.
+    The path need not exist. It is checked as given and with links resolved. A folder is a store if
+    it contains ``commitlog`` or a folder of consumequeues, and also another file or folder of a
+    broker, or files in ``commitlog``. The folder of a cluster in a tier also counts. An unreadable
+    folder does not count.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)

@@ -50,8 +50,8 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""Last part of the reason if queues exist both in files and in a database, and only storeType can
-decide which of the two a broker reads.
+"""End of the reason if queues exist both in files and in a database. Only storeType decides which
+of the two a broker reads.
 """
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
@@ -61,12 +61,14 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a store. ``unread``: for each structure that cannot be read, the reason;
-    ``damaged``: the structures of ``unread`` that are damaged; ``unwritten``: for each structure
-    that cannot be written, readable or not, the reason.
+    """The layout of a store.
 
-    ``notes``: sentences about structures that exist twice, and about which of the two a broker
-    reads. ``controller``: whether the store was written in controller mode (with a plain log).
+    ``unread``: for each structure that cannot be read, the reason.
+    ``damaged``: the structures of ``unread`` that are damaged.
+    ``unwritten``: for each structure that cannot be written, readable or not, the reason.
+    ``notes``: sentences about structures that exist twice; they say which of the two a broker
+    reads.
+    ``controller``: whether the store was written in controller mode (with a plain log).
     """
 
     commitlog: CommitlogLayout
@@ -171,8 +173,8 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
 
 def whose_log(root: str, folders: list[str]) -> str:
     """Return the reason why the files do not show which log belongs to the broker; "" if they do.
-    With several DLedger nodes below one root, rmqctl does not guess the broker's node (spec:
-    dledger.md §6).
+
+    rmqctl does not choose between several DLedger nodes below one root (spec: dledger.md §6).
     """
     layout, framed = log_layout(root, folders)
     if not framed or not set(framed).isdisjoint(folders):

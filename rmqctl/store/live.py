@@ -1,10 +1,12 @@
 """Snapshot of a store that a broker is writing to, so that a command sees a single state.
 
-A broker appends with one thread, front to back: first to the log, then to the queues, then to the
-index. So the snapshot first saves the index headers and then the end of the log: every entry that
-the headers count points before that end. Entries of later messages are omitted. Bytes after the
-snapshot's end of the log are read as zeros (`FileSource`), and index slots that point to newer
-entries are read in their state at the time of the snapshot.
+A broker appends with one thread: first to the log, then to the queues, then to the index. The
+snapshot first saves the index headers and then the end of the log. So every entry that the headers
+count points before that end. Later data is hidden:
+
+* Entries of later messages are omitted.
+* Bytes after the snapshot's end of the log are read as zeros (`FileSource`).
+* Index slots that point to newer entries are read as they were at the time of the snapshot.
 """
 
 from __future__ import annotations
@@ -55,10 +57,11 @@ class SnapshotStore(LogAndQueues, Protocol):
 class Snapshot:
     """The state of a store at one moment; small and picklable, so that all processes can share it.
 
-    ``log_end``: physical offset of the end of the log; later bytes are ignored. ``index_names``:
-    the index files of that moment; ``index_headers``: for each index file that may still change,
-    its header. ``whole_end``: the end of the last complete message; less than ``log_end`` if the
-    broker has not continued an incomplete record for a while.
+    ``log_end``: physical offset of the end of the log; later bytes are ignored.
+    ``index_names``: the index files of that moment.
+    ``index_headers``: the header of each index file that may still change.
+    ``whole_end``: the end of the last complete message; less than ``log_end`` if the broker has not
+    continued an incomplete record for a while.
     """
 
     log_end: int
@@ -288,8 +291,8 @@ class IndexSource(FileSource):
         return slots.tobytes()
 
     def _resolved(self, entry: int) -> int:
-        """Return the next entry of a chain that existed at the time of the snapshot; ``entry``
-        itself if ``entry`` does not belong to a chain.
+        """Follow the chain from ``entry`` to an entry that existed at the time of the snapshot.
+        Return ``entry`` itself if the chain is invalid.
         """
         number = entry
         while number >= self._next:

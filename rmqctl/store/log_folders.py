@@ -1,11 +1,16 @@
 """Detection of the folders of a multi-path commitlog by file names and record offsets.
 
-The folders of a multi-path log (spec: commitlog.md §1) have any name. They are inside the store
-root, beside it, or named in a broker.conf. A folder counts as a part of the log if all of the
-following hold: its files have the same size as the other files and no duplicate names; the offsets
-of their records match the file names (except for a few damaged files); and its files fill a gap in
-the log, or continue the log where consumequeue entries point beyond its end. Other folders are
-ignored unless `--commitlog-dir` names them. Only the first bytes of each file are read.
+The folders of a multi-path log have any name (spec: commitlog.md §1). They are inside the store
+root, beside it, or named in a broker.conf. A folder is part of the log if all of these conditions
+hold:
+
+* Its files have the same size as the other files, and no duplicate names.
+* The offsets of its records match the file names, except for a few damaged files.
+* Its files fill a gap in the log, or continue the log where consumequeue entries point beyond its
+  end.
+
+Other folders are ignored unless `--commitlog-dir` names them. Only the first bytes of each file are
+read.
 """
 
 from __future__ import annotations
@@ -351,8 +356,8 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
-    """Return whether most of the entries that point into a folder's files point to records; None if
-    no entry points into them.
+    """Return whether most entries for the folder's files point to records; None without such
+    entries.
     """
     hits = misses = 0
     for physical, length in rows:

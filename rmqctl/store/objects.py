@@ -75,8 +75,8 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
 
 
 def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
-    """Return (body, problem). ``body``: the body as the producer passed it, that is, decompressed
-    if the record's flags say that it is compressed. ``problem``: the reason if that fails.
+    """Return (body, problem). ``body``: the body as the producer passed it, decompressed if it is
+    stored compressed. ``problem``: the reason if decompression fails.
     """
     return bodies.decompressed(sysflag.compression(sys_flag), body)
 

@@ -14,13 +14,14 @@ Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem. ``text`` is for users. ``offset`` (physical) and ``length`` (bytes) are None if
-    the problem has no position.
+    """A problem that was found while a store was read.
 
-    Of the kinds, ``note`` and ``in-progress`` (the incomplete last record of a store that a broker
-    is writing to) are not faults of the store; ``unreadable`` means that the operating system could
-    not read a file; all others are damage. ``undecided``: the number of records in the range that
-    may be messages but are not shown.
+    ``kind``: ``note`` and ``in-progress`` are not faults of the store. ``in-progress`` is an
+    incomplete last record that a broker is writing. ``unreadable`` means that the operating system
+    could not read a file. All other kinds are damage.
+    ``text``: the text for users.
+    ``offset`` (physical), ``length`` (bytes): None if the problem has no position.
+    ``undecided``: number of records in the range that may be messages but are not shown.
     """
 
     kind: Kind

@@ -44,12 +44,12 @@ KEPT_PROPERTIES = frozenset((
 is shown.
 """
 CHECKED = frozenset(("tags",))
-"""Fields that are redacted only if their value is invalid: no checksum covers properties, so a
+"""Fields that are redacted only if their value is invalid. No checksum covers properties, so a
 damaged value may include user data.
 """
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""Characters that no valid value contains. They occur if the separator after a value is damaged,
-because the value then includes the next property.
+"""Characters that no valid value contains. If the separator after a value is damaged, the value
+includes the next property and such characters.
 """
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
@@ -65,8 +65,8 @@ _HOSTS = ("born_host", "store_host")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Redacts values. ``key``: the key of the digests; it is random by default, and must be given
-    if digests of several runs are to be comparable.
+    """Redacts values. ``key``: the key of the digests, random by default. Digests of several runs
+    are comparable only with the same key.
     """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)

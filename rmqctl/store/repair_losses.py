@@ -1,8 +1,8 @@
 """Losses of earlier repairs of a store, except losses for which the log contains fillers.
 
-A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note to
-``.rmqctl/lost/ID.json``. A note may come from another program, so its size and content are checked,
-and it can only increase the reported losses. A note with invalid content is reported as an unknown
+A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``. Pruning the repair moves the note to
+``.rmqctl/lost/ID.json``. Another program may have written a note, so its size and content are
+checked, and a note can only increase the reported losses. An invalid note counts as an unknown
 loss.
 """
 
@@ -107,8 +107,10 @@ class RepairLosses(NamedTuple):
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
     """Return the losses of repairs of the store at ``root``, except messages that were restored
-    later. ``end``: the offset at which a repair has truncated the log. Without a ``log``, return
-    the losses of the tier at ``root``. Nothing is written.
+    later.
+
+    ``log``: None: return the losses of the tier at ``root``. ``end``: the offset at which a repair
+    has truncated the log.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)

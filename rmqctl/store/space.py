@@ -45,10 +45,13 @@ class TopicSpace:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The growth of a log. ``first``, ``last``: the store times (ms) of the first and last message;
-    ``bytes``: the bytes of the log between them; ``per_day``: bytes per day. ``recent_per_day``:
-    bytes per day since ``recent_from``, the start time of the last file that begins a day or more
-    before ``last``. A rate is None if the time over which it is computed is less than a minute.
+    """The growth of a log. A rate is None if its period is shorter than a minute.
+
+    ``first``, ``last``: store times (ms) of the first and last message.
+    ``bytes``: bytes of the log between the first and last message.
+    ``per_day``: bytes per day.
+    ``recent_per_day``: bytes per day since ``recent_from``.
+    ``recent_from``: start time of the last file that begins a day or more before ``last``.
     """
 
     first: int | None = None

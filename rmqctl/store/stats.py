@@ -230,8 +230,8 @@ def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row
 
 def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
                    sort: str | None = None) -> list[Row]:
-    """Return the rows of several stores: a row for each store and group; the first column is
-    ``store``, its name.
+    """Return the rows of several stores, one row for each store and group. The first column,
+    ``store``, is the store's name.
 
     ``share`` is relative to all messages of all stores. With ``sort`` "key", rows are sorted by
     store and then by key.
@@ -316,8 +316,8 @@ def _key(by: str, key: Key) -> Row:
 
 
 def _sortable(key: Key) -> tuple[bool, bool, Any]:
-    """Return a sort key with which group keys of the same type are ascending, followed by a missing
-    key, and then by `OTHER`.
+    """Return a sort key: group keys of one type in ascending order, then a missing key, then
+    `OTHER`.
     """
     if key == OTHER or key is None:
         return key == OTHER, True, 0
@@ -327,8 +327,8 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Combine the sums for quarters of an hour since the epoch into sums for the hours or days of a
-    time zone (keys in ms).
+    """Combine the sums for quarters of an hour into sums for the hours or days of a time zone (keys
+    in ms).
     """
     by_start: dict[Key, list[Sums]] = {}
     for key, group in groups.items():

@@ -73,9 +73,10 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
-"""For the note that suggests other stores if the given folder is not a store. ``_MAX_CANDIDATES``:
-maximum number of entries of a folder that are searched for stores. ``_MAX_NAMED``: maximum number
-of stores that the note names.
+"""Limits of the note that suggests other stores if the given folder is not a store.
+
+``_MAX_CANDIDATES``: number of entries of a folder that are searched for stores.
+``_MAX_NAMED``: number of stores that the note names.
 """
 _TRIES, _PAUSE = 3, 0.05
 """``_TRIES``: maximum number of attempts to read a store if a file cannot be read because a broker
@@ -121,11 +122,14 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The settings of a store that options and configuration files specify. Sizes come from an
-    option, or else from ``conf`` (the broker's own configuration file); None: determined from the
-    files. ``largest_record``: the maximum size of a record of the log. ``folders_given``: whether
-    an option names the log's folders; ``decided``: whether a broker opens exactly these folders,
-    even if others exist.
+    """The settings of a store from options and configuration files.
+
+    An option takes precedence over ``conf``, the broker's own configuration file. A size of None is
+    determined from the files.
+
+    ``largest_record``: maximum size of a record of the log.
+    ``folders_given``: whether an option names the log's folders.
+    ``decided``: whether a broker opens exactly these folders, even if others exist.
     """
 
     commitlog_file: int | None = None
@@ -409,8 +413,10 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the evidence of record positions from entries and keys, which is read at its first
-        use. ``current``: read the current files instead of a snapshot.
+        """Return the evidence of record positions from entries and keys. It is read at its first
+        use.
+
+        ``current``: read the current files instead of a snapshot.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -501,8 +507,9 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Pass to another view of the store what this view knows about queues and about shapes of
-        index files. ``evidence``: whether to also pass the evidence of record positions.
+        """Lend the known queues and shapes of index files to another view of the store.
+
+        ``evidence``: whether to also lend the evidence of record positions.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
@@ -570,9 +577,11 @@ class Store(Closing):
                 os.fsencode(queue.topic), queue.queue_id, queue_offset))
 
     def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """Return the existing plain queues, even if a broker does not read them: from files,
-        otherwise from a database, including left-over rows. They are used as evidence of the
-        positions of records, so no record is read. Unreadable parts are omitted.
+        """Return the existing plain queues as evidence of record positions, even if a broker does
+        not read these queues.
+
+        They come from files, or, without files, from a database, including left-over rows. No
+        record is read. Unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is
 
@@ -655,8 +664,8 @@ class Store(Closing):
         return index
 
     def _shapes_said(self, file: StoreFile) -> Iterator[IndexShape]:
-        """Yield shapes that an index file may have, according to the rest of the store: first from
-        store.json, then from other index files of the same size.
+        """Yield shapes that an index file may have: first from store.json, then from other index
+        files of the same size.
         """
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
         if slots is not None and most is not None:

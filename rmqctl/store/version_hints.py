@@ -43,8 +43,11 @@ _MAX_CONFIG_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint of the broker's version. ``versions``: text that names the releases that write such
-    data; ``evidence``: text that describes the data; ``since``: the first of these releases;
+    """A hint of the broker's version.
+
+    ``versions``: text that names the releases that write such data.
+    ``evidence``: text that describes the data.
+    ``since``: the first of these releases.
     ``four``: whether ``since`` is a 4.x release.
     """
 
@@ -69,9 +72,8 @@ class VersionEvidence:
 def evidence(store: Any) -> VersionEvidence:
     """Return the generation of the brokers that wrote a store. Never raises.
 
-    Data that only 5.x writes proves 5.x, even if there are hints of older releases: the store was
-    upgraded. The last properties of a few records show whether a release of the other generation is
-    possible.
+    Data that only 5.x writes proves 5.x, even next to older data, because the store was upgraded.
+    If the files prove nothing, the properties of a few records are examined.
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):

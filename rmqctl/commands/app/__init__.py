@@ -1,3 +1,4 @@
-"""Command-line infrastructure: finding and importing commands, declaring their options to typer,
-help, and the exit of the process. Most runs bypass typer's slow parts, so rmqctl starts fast.
+"""Command-line infrastructure: import of commands, declaration of options, help, and exit codes.
+
+Most runs bypass typer's slow parts, so rmqctl starts fast.
 """

@@ -27,8 +27,10 @@ rmqctl's words. None, or () for a flag: rmqctl ignores the option.
 
 
 class Translated(NamedTuple):
-    """The words typed after an alias, translated for rmqctl's command: options and untranslated
-    words (``kept``), ``arguments``, and the mqadmin options that have no effect (``ignored``).
+    """The words typed after an alias, translated for rmqctl's command.
+
+    ``kept``: options and untranslated words. ``arguments``: the arguments. ``ignored``: the mqadmin
+    options that have no effect.
     """
 
     kept: list[str]
@@ -39,8 +41,9 @@ class Translated(NamedTuple):
 class Alias(NamedTuple):
     """An alias: its ``name`` as mqadmin spells it, and rmqctl's ``command`` for it.
 
-    ``options``: the translation of each mqadmin option. ``first``, ``last``: words to insert before
-    and after the typed words. ``says``: why the command is only printed; None if the alias runs it.
+    ``options``: the translation of each mqadmin option.
+    ``first``, ``last``: words to insert before and after the typed words.
+    ``says``: why the command is only printed; None if the alias runs it.
     ``needs``: the placeholder to print for each required argument or option that was not typed.
     """
 

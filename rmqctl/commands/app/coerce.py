@@ -1,8 +1,8 @@
 """Conversion of command-line words to values without pydantic.
 
 typer converts every value through pydantic, whose import and schema building take longer than a
-query. rmqctl's parameters are plain, so a few lines are enough. This module fills typer's own cache
-of converters. A typer without that cache would use pydantic, and a test would fail.
+query. This module fills typer's own cache of converters instead. If typer had no such cache, it
+would use pydantic, and a test would fail.
 """
 
 from __future__ import annotations

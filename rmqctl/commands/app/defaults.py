@@ -1,10 +1,11 @@
 """Defaults of options: from the environment, then from the user's configuration file.
 
-``RMQCTL_VERIFY_FAIL_ON`` sets ``--fail-on`` of ``verify``. An option that nearly all commands have
-also has a variable without a command's name, such as ``RMQCTL_TZ``. In the configuration file,
-``~/.config/rmqctl/config.toml``, each table belongs to one command (``[verify]``, ``[query.key]``),
-and the table ``[defaults]`` applies to all commands. Options on the command line override these
-defaults.
+* ``RMQCTL_VERIFY_FAIL_ON`` sets ``--fail-on`` of ``verify``. An option that nearly all commands
+  have also has a variable without a command's name, such as ``RMQCTL_TZ``.
+* In ``~/.config/rmqctl/config.toml``, each table belongs to one command (``[verify]``,
+  ``[query.key]``). The table ``[defaults]`` applies to all commands.
+
+Options on the command line override these defaults.
 """
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ def parameter(param: Any) -> Parameter:
 
 
 def former_names(param: Any) -> list[str]:
-    """Return the former names of an option: all long names after the first. They still work, but
-    documentation and help omit them.
+    """Return the former names of an option: all long names after the first.
+
+    Former names still work, but documentation and help omit them.
     """
     return [name for name in param.opts if name.startswith("--")][1:]
 

@@ -101,7 +101,8 @@ def settle_streams() -> None:
 def silence_stdout(*, discard: bool) -> None:
     """Flush stdout; if this fails, or with ``discard``, redirect stdout to /dev/null.
 
-    Otherwise the interpreter would flush stdout again at exit and print an error of its own.
+    Without the redirection, the interpreter would flush stdout again at exit and print an error of
+    its own.
     """
     if sys.stdout is None:
         return

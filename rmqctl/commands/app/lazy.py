@@ -234,8 +234,10 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return name, command, rest
 
     def _harmless(self, ctx: Any) -> list[str]:
-        """Return the command names that may be suggested for a mistyped name: only commands that
-        never change a store, because users paste a suggestion without checking it.
+        """Return the command names that may be suggested for a mistyped name.
+
+        Users paste a suggestion without checking it, so a command that changes a store is never
+        suggested.
         """
         from rmqctl.commands.app.aliases import named
 
@@ -245,8 +247,8 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Return whether a command may change a store. For a group, return whether its default command
-    or all of its commands may.
+    """Return whether a command may change a store. A group may if its default command, or each of
+    its commands, may.
     """
     if isinstance(command, CommandGroup):
         default = command.default

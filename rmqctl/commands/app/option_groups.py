@@ -49,9 +49,10 @@ class Pick(NamedTuple):
 
 
 def pick(names: str | None = None, **defaults: Any) -> Pick:
-    """Return an annotation that selects options of a group. ``names``: field names, separated by
-    spaces, in the order of the help (None: all); arguments are always included. ``defaults``:
-    values of fields that are not selected, or defaults of selected fields.
+    """Return an annotation that selects options of a group. Arguments are always included.
+
+    ``names``: field names, separated by spaces, in the order of the help; None: all.
+    ``defaults``: values of fields that are not selected, or defaults of selected fields.
     """
     return Pick(None if names is None else tuple(names.split()), defaults)
 

@@ -1,9 +1,11 @@
 r"""A Java ``.properties`` file such as broker.conf, as `java.util.Properties.load` reads it.
 
-The bytes are Latin-1. A line that ends with an odd number of backslashes continues on the next one;
-``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value are
-dropped, spaces after it are kept; ``\uXXXX`` is a UTF-16 unit. Of duplicate keys the last one
-counts.
+* The bytes are Latin-1. ``\uXXXX`` is a UTF-16 unit.
+* A line that ends with an odd number of backslashes continues on the next line.
+* ``#`` and ``!`` begin comments.
+* A key ends at ``=``, ``:`` or space.
+* Spaces before a value are dropped, spaces after it are kept.
+* Of duplicate keys, the last one counts.
 """
 
 from __future__ import annotations

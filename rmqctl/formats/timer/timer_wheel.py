@@ -24,10 +24,10 @@ DEFAULT_PRECISION = 1000
 
 
 class SlotRecord(NamedTuple):
-    """The messages that are due at one time. ``time`` in units of the precision; positions are
-    those in the timerlog.
+    """The messages that are due at one time. Slots are not cleared after delivery.
 
-    ``num``: messages minus delete markers. Slots are not cleared after delivery.
+    ``time`` is in units of the precision. Positions are positions in the timerlog. ``num``:
+    messages minus delete markers.
     """
 
     time: int

@@ -46,10 +46,12 @@ class DroppedSetting:
 
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
                scratch: Scratch) -> list[DroppedSetting]:
-    """Add to ``changes`` the configuration files for a release. The messages of the topics ``gone``
-    are removed, so consumer offsets in these topics are dropped; the topics themselves are dropped
-    if the release refuses their names. Return the dropped settings. Raises: RefusedError if a file
-    cannot be read; StoreIOError.
+    """Add the configuration files for a release to ``changes``; return the dropped settings.
+
+    ``gone``: topics whose messages are removed. Consumer offsets in these topics are dropped. The
+    topics themselves are dropped only if the release refuses their names.
+
+    Raises: RefusedError if a file cannot be read; StoreIOError.
     """
     dropped: list[DroppedSetting] = []
     form = store.layout.config

@@ -1,5 +1,5 @@
-"""Copy a store into a new store that has its log in other folders: in one folder instead of
-several, or the reverse (spec: commitlog.md §1).
+"""Copy a store and change the folders of its log: one instead of several, or the reverse (spec:
+commitlog.md §1).
 
 The names of log files are physical offsets, so everything that points into the log remains valid.
 All files are copied; the old store is not changed.

@@ -64,11 +64,15 @@ _MAX_PLACES = 20
 
 @dataclass(slots=True)
 class Converted:
-    """Result of a conversion. ``left_out``: number of damaged messages and ranges of the log that
-    are missing in the new store; ``places``: physical offsets of the first of them. ``fillers``:
-    number of these messages that a filler replaces, which keeps the queue offset (only the body is
-    damaged). ``unmapped``: number of commits and rollbacks that still contain the old physical
-    offset, because their half message is no longer in the log.
+    """Result of a conversion.
+
+    ``left_out``: number of damaged messages and ranges of the log that are missing in the new
+    store.
+    ``places``: physical offsets of the first of them.
+    ``fillers``: number of messages with a damaged body that a filler replaces; the queue offset is
+    kept.
+    ``unmapped``: number of commits and rollbacks with the old physical offset, because their half
+    message is no longer in the log.
     """
 
     store: str
@@ -166,8 +170,9 @@ class WithPlainLog:
         return self._store.log.end
 
     def _begin_at(self, base: int) -> None:
-        """Create the first file of the log with the same start as the old log: consume queue
-        entries of expired messages point before this offset.
+        """Create the first file of the log, with the same start as the old log.
+
+        Consume queue entries of expired messages point before this offset.
         """
         path = os.path.join(self._root, LOG, names.build_offset(base))
         os.close(new_file(path, self._settings.commitlog_file_size))
@@ -202,8 +207,9 @@ class WithPlainLog:
         sync_file(done.mapping)
 
     def _groups(self, begin: int, offsets: OffsetMapping) -> Iterator[list[Record]]:
-        """Yield the messages of the DLedger log in groups to append together. A commit or rollback
-        whose half message is in the current group starts a new group.
+        """Yield groups of messages of the DLedger log; each group is appended at once.
+
+        A commit or rollback starts a new group if its half message is in the current group.
         """
         group: list[Record] = []
         size = 0
@@ -299,9 +305,12 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copy a store without its lock and without the files that repairs have kept, because these
-    contain the old path. Raises: UsageError if its log is outside the store, RefusedError if the
-    target is in use, StoreHeldError while a broker writes to the store, StoreIOError.
+    """Copy a store without its lock and without the files that repairs have kept.
+
+    The kept files contain the old path.
+
+    Raises: UsageError if the log is outside the store, RefusedError if the target is in use,
+    StoreHeldError while a broker writes to the store, StoreIOError.
     """
     if any(_outside(folder, store.root) for folder in store.log_folders):
         raise UsageError(f"{store.root}: its log is in another folder, so a copy would be "

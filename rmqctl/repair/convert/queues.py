@@ -64,8 +64,10 @@ FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """Options of a conversion. ``to``: the new form of the consume queues. ``given``: values by the
-    names of `Settings`; None for a value that is not given.
+    """Options of a conversion.
+
+    ``to``: the new form of the consume queues. ``given``: values by the names of `Settings`; None
+    for a value that is not given.
     """
 
     to: Form
@@ -173,9 +175,13 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """Preserve the ends of queues that no longer have messages in the log, and so are not in
-    ``ends``: for each, write a file below ``top`` that ends where the queue ended. Return their
-    next queue offsets. Raises: StoreIOError.
+    """Preserve the ends of queues that have no messages left in the log, and so are not in
+    ``ends``.
+
+    For each such queue, write a file below ``top`` that ends where the queue ended. Return the next
+    queue offsets.
+
+    Raises: StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():

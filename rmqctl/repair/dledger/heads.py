@@ -1,7 +1,7 @@
 """Correct the headers of damaged DLedger entries whose messages are intact (spec: dledger.md §2).
 
-The fields of a header follow from the byte offset of the entry, the length of its message, and its
-position in the chain of entries, which DLedger's index or the neighboring entries prove
+Most fields of a header follow from the entry's byte offset, its message's length, and its position
+in the chain of entries. DLedger's index or the neighboring entries prove that position
 (`rmqctl.store.log.chain`). Three fields are unknown; they are kept, because no broker uses them.
 """
 
@@ -22,8 +22,10 @@ from rmqctl.store.log.dledger import UnitReader
 
 
 class HeadFix(NamedTuple):
-    """A correction of the header at byte offset ``at``: the names of the fields that change, and
-    the bytes before and after the correction.
+    """A correction of the header of a DLedger entry.
+
+    ``at``: byte offset of the header. ``fields``: names of the fields that change. ``before``,
+    ``after``: the bytes before and after the correction.
     """
 
     at: int

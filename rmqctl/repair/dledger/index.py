@@ -55,7 +55,9 @@ def units_of(entries: ChainEntries) -> Array:
 def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexCheck,
                 scratch: Scratch) -> Planned:
     """Return the steps that rebuild each index file that is missing, has a wrong size or contains a
-    wrong unit. Units of removed entries are kept. Raises: StoreIOError.
+    wrong unit. Units of removed entries are kept.
+
+    Raises: StoreIOError.
     """
     # The files that are wrong or missing.
     present = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}

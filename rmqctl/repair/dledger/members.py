@@ -1,13 +1,15 @@
 """Repair a damaged DLedger log from other members of its group (spec: dledger.md §2, §7).
 
 Members have the same entries at the same byte offsets. If two members have an entry with the same
-index and term, all entries before it are equal too. So damage before that entry is replaced by a
-copy of the other member's entries, if the copy agrees with the remaining bytes and with most of the
-other members (`rmqctl.repair.salvage.agreement`). After the last common entry, entries are copied
-only if the other member has recorded them as committed; the group's leader sends the others. Where
-the logs diverge, nothing is copied unless the user has chosen a log. A message that can be
-corrected with the help of its own CRC needs no copy. Fillers are never used, because a group does
-not agree on them.
+index and term, all entries before it are equal too.
+
+* Damage before a common entry is replaced by a copy from the other member. The copy must agree with
+  the remaining bytes and with most of the other members (`rmqctl.repair.salvage.agreement`).
+* After the last common entry, entries are copied only if the other member has recorded them as
+  committed. The group's leader sends the others.
+* Where the logs diverge, nothing is copied unless the user has chosen a log.
+* A message that can be corrected with the help of its own CRC needs no copy.
+* Fillers are never used, because a group does not agree on them.
 """
 
 from __future__ import annotations
@@ -64,14 +66,18 @@ _MAX_LOST = 10_000
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[LogSource] = (), *,
              keep_ours: bool = False, correct: Correct = "off",
              progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
-    """Return (the log of a member as it will be after the repair, the plan for DLedger's index).
-    Damaged or lost entries are copied from the ``sources`` (open stores of other members). Entries
+    """Plan the repair of a DLedger member's log. Return (the log after the repair, the plan for
+    DLedger's index).
+
+    Damaged or lost entries are copied from ``sources``, the open stores of other members. Entries
     that cannot be repaired are left damaged, and are listed as ``lost``. Only ``scratch`` is
     written to.
 
-    ``keep_ours``: whether this store wins where the logs diverge. ``correct``: how much of a
-    message may be changed to match its CRC. Raises: RefusedError for a source of another group, and
-    for files whose names or sizes do not form a log; StoreIOError.
+    ``keep_ours``: whether this store wins where the logs diverge.
+    ``correct``: how much of a message may be changed to match its CRC.
+
+    Raises: RefusedError for a source of another group, and for files whose names or sizes do not
+    form a log; StoreIOError.
     """
     return _Job(store, scratch, sources, keep_ours, correct, progress).run()
 
@@ -510,9 +516,12 @@ class _Job:
 
 
 def _bad_properties(parts: Sequence[LogPart]) -> list[int]:
-    """Return the physical offsets of messages with damaged properties. A wrong CRC among the
-    properties counts as damage only if most messages have a correct one
-    (`rmqctl.formats.local.append_crc.stored`). Raises: StoreIOError.
+    """Return the physical offsets of messages with damaged properties.
+
+    A wrong CRC among the properties counts as damage only if most messages have a correct one
+    (`rmqctl.formats.local.append_crc.stored`).
+
+    Raises: StoreIOError.
     """
     unsound: list[int] = []
     wrong: list[int] = []

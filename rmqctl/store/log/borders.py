@@ -36,10 +36,11 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
 
 
 class Walked(NamedTuple):
-    """The result of a scan. ``end``: the last record boundary that the scan reached; ``last``: the
-    start of the message that ends at ``end``.
+    """The result of a scan.
 
-    ``last`` is None if no message ends at ``end``, or if another message is known to follow.
+    ``end``: the last record boundary that the scan reached.
+    ``last``: the start of the message that ends at ``end``; None if no message ends there, or if
+    another message is known to follow.
     """
 
     end: int
@@ -103,8 +104,10 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
-    """Return whether a process may still be writing the last record of the log: the record is
-    incomplete, and no queue entry or index entry points to the record or to a later offset.
+    """Return whether a process may still be writing the last record of the log.
+
+    This is possible if the record is incomplete, and no queue entry or index entry points to the
+    record or to a later offset.
     """
     witness = source.witness
     if witness is None or is_whole(source, start, end):

@@ -73,9 +73,8 @@ class View:
 def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = None) -> int:
     """Return the queue offset after the last entry whose record is in the log.
 
-    If the log was truncated, the last entries of the queue may point beyond its end; bisection
-    finds the first of these entries. A damaged entry does not hide the entries before it. No record
-    is read if ``log_end`` is known and the last entry points before it.
+    If the log was truncated, the last entries of the queue point beyond its end. Bisection finds
+    the first of these entries.
     """
     end, first = queue.written, queue.first_index
     last = queue.unit(end - 1) if end > first else None

@@ -98,8 +98,9 @@ class Chain:
     """Iterates over the entries of a log, page by page, and continues after damage.
 
     ``units``: DLedger's index of the log, which distinguishes a damaged header from a stale entry.
-    ``last``: the last entry, set after the iteration. ``marks``: the end marks of files, as a
-    mapping from start to end. ``left``: the number of stale entries after the last entry;
+    ``last``: the last entry, set after the iteration.
+    ``marks``: the end marks of files, as a mapping from start to end.
+    ``left``: the number of stale entries after the last entry.
     ``left_from``: the byte offset of the first stale entry.
     """
 
@@ -133,8 +134,8 @@ class Chain:
             yield taken
 
     def _beyond(self, source: Source, spans: list[Span]) -> ChainEntries:
-        """Return the entries in those spans of a log that are not messages: entries without a
-        message, or with a damaged message.
+        """Return the entries in the spans that are not messages. Such an entry has no message, or a
+        damaged one.
         """
         rows = []
         for span in spans:

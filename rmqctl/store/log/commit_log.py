@@ -28,8 +28,8 @@ _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Two records are read together if at most this many bytes are between them."""
 _FEW_APART = 4
-"""Records are read from a memory mapping if, on average, more than one in this number of records is
-not adjacent to the previous record.
+"""Records are read from a memory mapping if more than one in this number, on average, is not
+adjacent to the previous record.
 """
 
 
@@ -241,10 +241,11 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class ProofWindow:
-    """Adjacent records of a request. ``rows``: the numbers of the records in the request;
-    ``is_proved``: for each record, whether it was found to be complete.
+    """Adjacent records of a request.
 
-    ``batch`` has only the proved records, in the order of ``rows[is_proved]``; None if the file is
+    ``rows``: numbers of the records in the request.
+    ``is_proved``: for each record, whether it was found to be complete.
+    ``batch``: only the proved records, in the order of ``rows[is_proved]``; None if the file is
     missing or unreadable.
     """
 

@@ -37,8 +37,10 @@ _BLOCK = 1 << 16
 
 
 class CutOff(NamedTuple):
-    """A log that was truncated at physical offset ``end``. ``used``: the physical offset after the
-    truncated bytes; ``crc``: the CRC-32 of these bytes, without blocks of zeros.
+    """A log that was truncated at physical offset ``end``.
+
+    ``used``: physical offset after the truncated bytes.
+    ``crc``: CRC-32 of the truncated bytes, without blocks of zeros.
     """
 
     end: int
@@ -68,7 +70,7 @@ def cut_at(log: CommitLog, end: int) -> CutOff:
 
 def cut_off(root: str, log: CommitLog) -> CutOff | None:
     """Return the content of the note of the store at ``root``; None if the note is missing,
-    unreadable or invalid, or if the log does not match it any more.
+    unreadable or invalid, or no longer matches the log.
     """
     try:
         with FileSource(os.path.join(root, NOTE)) as source:

@@ -96,10 +96,10 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """The values ``end_index`` and ``committed_index`` of DLedger's checkpoint; None if it is
-        missing.
+        """The values ``end_index`` and ``committed_index`` of DLedger's checkpoint or its backup;
+        None if neither file exists.
 
-        Raises: FormatError if neither the file nor its backup contains them.
+        Raises: FormatError if no existing file contains the values.
         """
         files = [file for file in (self.own_checkpoint, self._saved("checkpoint.bak")) if file]
         best = next((file for file in files if isinstance(file, dict)), None)
@@ -109,8 +109,10 @@ class Node:
 
     @cached_property
     def own_checkpoint(self) -> dict[str, int] | FormatError | None:
-        """The content of the checkpoint file. If the file is damaged, the error; if it is missing,
-        None. As in DLedger, its backup is ignored.
+        """The content of the checkpoint file; None if the file is missing, a FormatError if it is
+        damaged.
+
+        As in DLedger, the backup of the checkpoint is ignored.
         """
         return self._saved("checkpoint")
 

@@ -1,8 +1,7 @@
-"""Reader of the new messages of a store to which a broker appends; a message is yielded once it is
-complete.
+"""Reads the new messages of a store while a broker appends to it.
 
-`GrowingLog` determines the current end of the log. If the last shown messages are no longer at
-their offsets, the log was truncated or recreated.
+A message is yielded only when it is complete. `GrowingLog` determines the current end of the log.
+If the messages shown last are no longer at their offsets, the log was truncated or recreated.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
 _REMEMBERED = 256
-"""Number of shown messages that are remembered, to notice that the log was truncated and to find
-the offset from which to continue.
+"""Number of shown messages to remember. They show whether the log was truncated, and from which
+offset to continue.
 """
 _MARK_SIZE = 80
 """Number of bytes at the start of a record that identify it; they include size, CRC, offsets and

@@ -37,8 +37,9 @@ scan of all files.
 """
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Number of seconds before the files of a log are listed again. ``_IDLE_LOOK``: if the log has no
-new data at its end; ``_TORN_LOOK``: if the log ends with an incomplete record.
+"""Number of seconds before the files of a log are listed again.
+
+``_IDLE_LOOK``: if the log has no new data. ``_TORN_LOOK``: if its last record is incomplete.
 """
 
 
@@ -143,10 +144,12 @@ class GrowingLog:
                 least: bool = True) -> int:
         """Return the furthest record boundary that can be reached from the boundary ``position``.
 
-        ``limit`` is the maximum physical offset to reach; with ``least``, the first record counts
-        even if it extends beyond ``limit``. ``patient``: whether no process writes to the log any
-        more, so that records after damage count at once. Missing files are skipped; `pieces`
-        reports them.
+        ``limit``: the maximum physical offset to reach.
+        ``least``: count the first record even if it extends beyond ``limit``.
+        ``patient``: whether no process writes to the log any more, so that records after damage
+        count at once.
+
+        Missing files are skipped; `pieces` reports them.
 
         Raises: StoreIOError.
         """

@@ -1,7 +1,8 @@
-"""A cached property that does not lock, like `functools.cached_property` of Python 3.12 and later.
+"""A cached property without a lock, like `functools.cached_property` since Python 3.12.
 
-In earlier versions, all instances share one lock per property. Two threads with a store each would
-deadlock if one computed ``log`` for its snapshot while the other computed ``snapshot`` for its log.
+In earlier versions, all instances share one lock per property. Two threads with one store each
+could deadlock: one computes ``log`` for its snapshot while the other computes ``snapshot`` for its
+log.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ Results = Generator[tuple[FileRange[F], P], None, None]
 class Pool(Protocol):
     """Interface of the workers that run tasks: threads of this process, or a cluster.
 
-    A task may run more than once, on any machine that can read the same files, and only one of its
-    results is used. So a task that writes files must use new file names at each run, and return
-    them. Results are kept in the caller's memory and should be small.
+    A task may run more than once, on any machine that can read the same files. Only one of its
+    results is used. A task that writes files must use new file names at each run, and return them.
+    The caller keeps results in memory, so they should be small.
     """
 
     @property
@@ -158,10 +158,12 @@ def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], 
              pool: Pool | None = None) -> Results[F, P]:
     """Yield (range, result of ``work``) in order; each range starts where the previous one ended.
 
-    ``work`` must be a picklable function whose only argument is the range. With one job, each range
-    starts at the exact end of the previous one, so it is not necessary to search for starts.
-    ``progress`` is called with the number of processed bytes. If ``pool`` is given, it does the
-    work instead of ``jobs`` threads.
+    ``work`` must be a picklable function whose only argument is the range.
+    ``progress`` is called with the number of processed bytes.
+    ``pool``: does the work instead of ``jobs`` threads.
+
+    With one job, each range starts at the exact end of the previous one, so no start is searched
+    for.
 
     Raises: StoreIOError.
     """

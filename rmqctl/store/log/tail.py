@@ -30,8 +30,9 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Number of bytes of the log that are searched before a topic's consumequeue is used. While a
-broker is still dispatching, the consumequeue never lags by more than this number.
+"""Number of bytes of the log that are searched before a topic's consumequeue is used.
+
+While a broker is dispatching, the consumequeue lags by at most this number.
 """
 _REMEMBERED = 64
 

@@ -129,8 +129,9 @@ class _Crew(Generic[T, R]):
 
 def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
            stop: stopping.Stop) -> None:
-    """Carry out tasks until the group of threads ends. A thread has no reference to its group, so
-    that the group is freed when no caller uses it any more.
+    """Carry out tasks until the group of threads ends.
+
+    A thread has no reference to its group, so an unused group is freed.
     """
     # Ctrl-C and SIGTERM belong to the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -93,8 +93,10 @@ class _IndexPages:
 
 
 class _IndexFileEntries(NamedTuple):
-    """The entries of an index file: the position of the first entry, the number of entries, and the
-    range of offsets in the file's header.
+    """The entries of an index file.
+
+    ``first``: the position of the first entry. ``entries``: the number of entries. ``begin``,
+    ``end``: the range of offsets in the file's header.
     """
 
     file: StoreFile
@@ -141,8 +143,8 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """Maximum size of a record. If it is not given, it is the usual maximum, or more if an
-        entry points to a larger record.
+        """Maximum size of a record. Unless given, it is the usual maximum, or more if an entry
+        points to a larger record.
         """
         if self._given is not None:
             return self._given

@@ -1,4 +1,4 @@
-"""Messages that exist only in the compaction log of a topic, which a broker reads instead of the
+"""Messages that exist only in the compaction log of a topic. A broker reads that log instead of the
 commitlog.
 
 spec: timer-and-others-5x.md §2.

@@ -35,8 +35,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
 _MIN_NEEDLE = 3
-"""Minimum length in bytes of a value for which records are searched before texts are extracted,
-because shorter values occur in most bodies.
+"""Minimum length in bytes of a value for which records are searched before texts are extracted.
+Shorter values occur in most bodies.
 """
 
 KEY = "key"
@@ -184,9 +184,11 @@ class Condition:
         return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
 
     def _test_decoded(self, value: Any) -> bool:
-        """Return whether the condition holds for a field of a decoded body. Numbers are compared as
-        numbers, texts like the values of properties. For a list, the condition must hold for one
-        item (a "not" condition: for all items). It never holds for a missing value or an object.
+        """Return whether the condition holds for a field of a decoded body.
+
+        Numbers are compared as numbers, texts like the values of properties. For a list, the
+        condition must hold for one item; a "not" condition, for all items. The condition never
+        holds for a missing value or an object.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any

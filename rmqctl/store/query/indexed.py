@@ -1,11 +1,13 @@
-"""The ranges of the log that may contain a message with a key, determined from the index and the
-consume queues.
+"""Find the ranges of the log that may contain a message with a key, by the index and the consume
+queues.
 
-A message is skipped only if a consume queue entry and an index entry point exactly to its offset,
-if no index entry for that offset has the hash of the key, and if the adjacent index entries are in
-the order of the log. Everything else is read: messages that are not (yet) in the index, messages
-next to zeros or to entries that point elsewhere, and all bytes to which no consume queue entry
-points, including damage.
+A message is skipped only if all of these conditions hold:
+
+* A consume queue entry and an index entry point exactly to its offset.
+* No index entry for that offset has the hash of the key.
+* The adjacent index entries are in the order of the log.
+
+All other bytes are read, including damage and messages that are not yet in the index.
 """
 
 from __future__ import annotations
@@ -67,10 +69,11 @@ class SkippedRanges:
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
                 ) -> SkippedRanges | None:
-    """Return the ranges that need not be read to find the messages with a key, in one topic or
-    (None) in all topics. Return None if the ranges are unknown, or if determining them costs more
-    than reading everything. ``read``: the number of messages that would otherwise be read one by
-    one; None if the entire log would be scanned.
+    """Return the ranges that need not be read to find the messages with a key. Return None if the
+    ranges are unknown, or if determining them costs more than reading everything.
+
+    ``topic``: None searches all topics. ``read``: number of messages that would otherwise be read
+    one by one; None: the entire log would be scanned.
 
     Raises: StoreIOError.
     """

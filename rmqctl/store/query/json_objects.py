@@ -52,7 +52,9 @@ class JsonObjects:
 
     def lines(self, page: Page) -> memoryview | None:
         """Return a line with a JSON object for each message; None if the lines must be built from
-        rows. The result is valid until the next page is requested.
+        rows.
+
+        The result is valid until the next page is requested.
         """
         cells = self._cells
         if cells is None or not isinstance(page, BatchPage) or (

@@ -73,8 +73,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
            report: Report = lambda _problem: None) -> KeyAnswer:
     """Return the messages with a key, as a broker's queryMessage finds them.
 
-    ``kind`` limits the result to application keys or unique keys. ``raw``: like a broker, also
-    return messages with another key that has the same hash.
+    ``kind`` limits the search to application keys or to unique keys. ``raw``: include messages that
+    have another key with the same hash, as a broker does.
     """
     answer = KeyAnswer()
     records: dict[int, Record] = {}
@@ -117,8 +117,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Scan the log of a store without an index. Yield the messages that have the key, and the given
-    value in their field ``field``.
+    """Scan a log without an index. Yield the messages that have the key, and the given value in
+    ``field``.
     """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector
@@ -191,8 +191,10 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """Return the message that starts at a physical offset; None if no message starts there. A copy
-    of a record in the body of another message does not count. Damage around the offset is reported.
+    """Return the message that starts at a physical offset; None if no message starts there.
+
+    A copy of a record in the body of another message does not count. Damage around the offset is
+    reported.
 
     Raises: StoreIOError.
     """
@@ -220,12 +222,12 @@ def containing(store: Store, physical: int) -> Record | None:
 
 
 def record_around(source: Source, position: int) -> Record | None:
-    """Return the message of a log file (of a store or a tier) that includes the byte at
-    ``position``.
+    """Return the message that includes the byte at ``position`` of a log file (of a store or a
+    tier).
 
     The search scans increasingly large windows before the position until two windows without damage
-    give the same result. A single window is not sufficient, because it may begin inside a body that
-    contains a copy of a record.
+    give the same result. One window is not enough: it may begin inside a body that contains a copy
+    of a record.
 
     Raises: StoreIOError.
     """

@@ -257,9 +257,10 @@ class Selector:
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:
-        """Yield the messages to which the given rows point; rows that point to no message are added
-        to ``missing``. A page ends before a missing row, so that the row is not reported if the
-        caller stops at that page.
+        """Yield the messages to which the rows point. Add rows that point to no message to
+        ``missing``.
+
+        A page ends before such a row, so the row is not reported if the caller stops at that page.
         """
         physical, _, size, number = rows
         # All at once, if each row points to a record of its queue.
