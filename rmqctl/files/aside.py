@@ -54,10 +54,11 @@ class AsideFolder:
         move(path, target)
 
     def save_bytes(self, path: str, position: int, data: Content) -> str:
-        """Save bytes of a file (at once, or in blocks) that are about to be overwritten; return the
-        path of the copy, relative to the store root.
+        """Save bytes of a file that are about to be overwritten. Return the path of the copy,
+        relative to the store root.
 
-        `position` is the position of the bytes in the file.
+        `position` is the position of the bytes in the file. The bytes are given at once, or in
+        blocks.
 
         Raises: StoreIOError.
         """
@@ -104,9 +105,10 @@ def asides(root: str) -> list[Aside]:
 
 
 def save_file(path: str, root: str) -> str | None:
-    """Save a file that is about to be replaced; return None if it does not exist.
+    """Save a file that is about to be replaced. Return the path of the copy; None if the file does
+    not exist.
 
-    The result is the new path: ``.rmqctl/kept`` in the store at `root`, then the file's path in the
+    The copy is in ``.rmqctl/kept`` of the store at `root`. Its path there is the file's path in the
     store and a number.
 
     Raises: StoreIOError.

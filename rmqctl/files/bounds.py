@@ -35,8 +35,8 @@ def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
 class WritableFolders:
     """The folders to which a command may write: ``root``, and the folders that the user ``named``.
 
-    Paths are resolved when the object is created and at each check, so that a link counts as its
-    target. A named path inside the root adds no folder: if it is a link in the store, the user did
+    Paths are resolved when the object is created and at each check, so a link counts as its target.
+    A named path inside the root adds no folder: if the path is a link in the store, the user did
     not name the link's target.
     """
 
@@ -64,8 +64,9 @@ class WritableFolders:
 
     def refuse_links(self, *paths: str) -> None:
         """Raise RefusedError for a file or folder that is outside the folders, or that is or
-        contains a link to the outside. A path that cannot be examined is accepted here; the writer
-        will report it.
+        contains a link to the outside.
+
+        A path that cannot be examined is accepted here; the writer will report it.
         """
         for path in paths:
             self.require(path, os.path.realpath(path))

@@ -1,14 +1,16 @@
 """Durable writing: all bytes are written, and new directory entries are fsynced.
 
-To write into a file, use `open_file`, `write_all` or `write_parts`, and `sync`. To replace an
-entire file, use `publish` (in a store: staged in a folder that no broker reads) or `replace_file`
-(anywhere else). `new_file` creates files of a fixed length. `move` renames files and moves them
-aside, `publish_folder` renames a filled temporary folder to its final name, and `remove_folder`
-deletes an unfinished temporary folder.
+* Write into a file: `open_file`, `write_all` or `write_parts`, and `sync`.
+* Replace an entire file: `publish` in a store (staged in a folder that no broker reads),
+  `replace_file` anywhere else.
+* Create a file of a fixed length: `new_file`.
+* Rename a file, or move it aside: `move`.
+* Rename a filled temporary folder to its final name: `publish_folder`.
+* Delete an unfinished temporary folder: `remove_folder`.
 
-Each function turns an error of the system into a StoreIOError that names the path and the attempted
-action. No function creates a temporary file in a folder of the broker, which refuses to start on an
-unknown name in ``commitlog``, ``consumequeue`` or ``index``.
+An error of the system becomes a StoreIOError that names the path and the attempted action. No
+function creates a temporary file in a folder of the broker: a broker refuses to start on an unknown
+name in ``commitlog``, ``consumequeue`` or ``index``.
 """
 
 from __future__ import annotations
@@ -126,9 +128,10 @@ def _names(folder: str) -> list[str]:
 
 
 def give_to_owner_of(folder: str, created: int | str) -> None:
-    """Give a new file or folder to the owner of the folder that contains it: a broker that runs as
-    a user other than the administrator must be able to write to it. `created` is a descriptor of a
-    new file, or a path.
+    """Give a new file or folder to the owner of the folder that contains it.
+
+    A broker that runs as a user other than the administrator must be able to write to it. `created`
+    is a descriptor of a new file, or a path.
     """
     if os.geteuid() != 0:
         return
@@ -251,8 +254,8 @@ def sync_folder(path: str) -> None:
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
     """Create a folder and its missing parent folders; return the created folders, outermost first.
 
-    Their directory entries are fsynced; if ``durable`` is False, the caller must do that. No folder
-    has wider permissions than the folder that contains it.
+    Their directory entries are fsynced; if ``durable`` is False, the caller must do that. A new
+    folder has no wider permissions than the folder that contains it.
     """
     missing = []
     folder = os.path.abspath(path)
@@ -422,8 +425,8 @@ def remove_folder(folder: str) -> None:
 def new_file(path: str, size: int, reserve: bool = False) -> int:
     """Return a descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
 
-    If the file system supports it, the file gets its length before its name: a broker refuses to
-    start on a file that is too short, so a kill must not leave such a file.
+    A broker refuses to start on a file that is too short, and a kill must not leave such a file.
+    The file therefore gets its length before its name, if the file system supports that.
 
     Raises: StoreIOError.
     """
@@ -450,8 +453,9 @@ def new_file(path: str, size: int, reserve: bool = False) -> int:
 
 
 def new_whole_file(path: str, data: bytes) -> None:
-    """Create a new file with its content, durably. If the file system supports it, the file gets
-    its name only when all bytes are on the device. An existing file is never replaced.
+    """Create a new file with its content, durably. An existing file is never replaced.
+
+    If the file system supports it, the file gets its name only when all bytes are on the device.
 
     Raises: StoreIOError.
     """

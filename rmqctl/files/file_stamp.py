@@ -16,8 +16,9 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """State of a file: `size` in bytes (-1 for a folder), modification time in ns (0 for a folder,
-    whose time does not depend on its contents), inode.
+    """State of a file.
+
+    ``size``: in bytes; -1 for a folder. ``mtime_ns``: modification time in ns; 0 for a folder.
     """
 
     size: int

@@ -1,14 +1,14 @@
 """The lock of a running broker on its store (spec: checkpoint-and-small-files.md §3).
 
-A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on Linux
-these locks do not exclude each other, so `StoreLock` acquires both.
+A Java broker takes a POSIX lock on the first byte of ``lock``; the Rust broker takes a flock(2). On
+Linux these locks do not exclude each other, so `StoreLock` acquires both.
 
-A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
-drops it. So while a `StoreLock` is held this process must never open the file again, not even to
-find its holder (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` returns whether this
-process holds the lock. For the same reason, a second lock in one process is refused before the file
-is opened: the flock would fail, and closing the second descriptor would drop the POSIX lock of the
-first `StoreLock`.
+A POSIX lock belongs to the process: closing *any* descriptor of the file drops the lock. Therefore:
+
+* While this process holds a `StoreLock` (`held_here`), it must never open the file again, not even
+  to find the holder (`rmqctl.files.lock_probe`, ``Store.lock``).
+* A second lock in one process is refused before the file is opened. Its flock would fail, and
+  closing its descriptor would drop the first POSIX lock.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def held_here(path: str | os.PathLike[str]) -> bool:
 class StoreLock:
     """Lock a store against brokers and other rmqctl processes, as a context manager.
 
-    `root` is the store. The lock file is created if it is missing, filled only if it is empty, and
-    never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError if the lock file
-    or an entry of ``.rmqctl`` is a link; it never waits for a holder, and does not change the file
-    when it fails. `around`: further stores to lock; either all stores are locked or none. If `fill`
-    is False, an empty file stays empty, because it may belong to another process. `of_backup`:
-    whether the caller is a running backup; any other caller that locks a backup gets a
-    RefusedError.
+    The lock file is created if it is missing, filled only if it is empty, and never deleted.
+    `acquire` never waits for a holder, and does not change the file when it fails.
+
+    ``around``: further stores to lock; either all stores are locked or none.
+    ``fill``: if False, an empty file stays empty, because it may belong to another process.
+    ``of_backup``: whether the caller is a running backup. Any other caller that locks a backup gets
+    a RefusedError.
+
+    `acquire` raises StoreHeldError, StoreIOError, or RefusedError if the lock file or an entry of
+    ``.rmqctl`` is a link.
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,
@@ -168,8 +171,10 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Release the POSIX lock and the flock. In a forked child, only close the descriptors
-        without unlocking: the locks belong to the parent, which keeps them.
+        """Release the POSIX lock and the flock.
+
+        A forked child only closes the descriptors, without unlocking, because its parent keeps the
+        locks.
         """
         if self._fd < 0:
             return

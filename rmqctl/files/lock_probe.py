@@ -1,7 +1,7 @@
 """Finds the holder of a store's ``lock`` file without writing a byte.
 
-A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux these locks
-do not exclude each other, so both are probed (spec: checkpoint-and-small-files.md §3).
+A Java broker takes a POSIX (fcntl) lock on byte 0; the Rust broker takes a flock(2). On Linux these
+locks do not exclude each other, so both are probed (spec: checkpoint-and-small-files.md §3).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LockState:
 OWN: dict[tuple[int, int], int] = {}
 """Lock files that this program's processes hold: (device, inode) -> process id.
 
-Closing any descriptor of a file drops this process's POSIX lock on it, so a file that is locked
-here must not even be opened for a probe.
+Closing any descriptor of a file drops this process's POSIX lock on it. A locked file must therefore
+not even be opened for a probe.
 """
 
 

@@ -1,7 +1,7 @@
-"""Files that the user named, and the rules by which links at their paths are followed.
+"""Files that the user named, and the rules for following links at their paths.
 
-Complete files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
-write through a link. Other writers follow a link only if no other user can have created it.
+`durable.replace_file` and `durable.new_whole_file` put complete files in place and never write
+through a link. Other writers follow a link only if no other user can have created it.
 """
 
 from __future__ import annotations

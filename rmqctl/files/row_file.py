@@ -19,8 +19,8 @@ from rmqctl.scan.frames import Array
 class RowFile:
     """Rows of one dtype in the order in which they were added. Call `close` when done.
 
-    Up to ``held`` rows are kept in memory; if there are more, all rows spill to a file in
-    ``folder`` (default: the system's temporary folder). ``content`` is the name of the rows in
+    Up to ``held`` rows are kept in memory. If there are more, all rows spill to a file in
+    ``folder`` (default: the system's temporary folder). ``content``: the name of the rows in
     errors.
     """
 

@@ -65,10 +65,10 @@ def content_digest(path: str) -> str:
 def same_content(first_path: str, other: str) -> bool:
     """Return whether two files have the same bytes.
 
-    Ranges in which both files have a hole are not read: an index file of default size has up to 400
-    MB of holes, and a preallocated consume queue file is mostly a hole.
+    Ranges in which both files have a hole are not read. Index files and preallocated consume queue
+    files may be mostly holes.
 
-    Raises: StoreIOError, also if one of them is not a regular file.
+    Raises: StoreIOError, also if one of the files is not a regular file.
     """
     with FileSource(first_path) as first, FileSource(other) as second:
         if first.size != second.size:

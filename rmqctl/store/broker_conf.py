@@ -33,9 +33,9 @@ TIER_METADATA = os.path.join("config", "tieredStoreMetadata.json")
 class BrokerConf:
     """The part of a broker's configuration that affects the files of a store.
 
-    ``values`` has only the settings that the file contains, by their names in
-    `rmqctl.broker.settings.Settings`. ``notes``: remarks on settings whose effect is easily
-    misunderstood. ``path``: the path of the file; "" if no file is used.
+    ``values``: only the settings in the file, by their names in `rmqctl.broker.settings.Settings`.
+    ``notes``: remarks on settings whose effect is easily misunderstood.
+    ``path``: the path of the file; "" if no file is used.
     """
 
     path: str = ""

@@ -53,8 +53,8 @@ def configured_queues(store: Store, topic: str) -> int | None:
 
 
 def is_unknown(store: Store, topic: str) -> bool:
-    """Return whether a topic has no queue on disk and is not in topics.json, so that only the log
-    may contain it.
+    """Return whether only the log may contain a topic: it has no queue on disk and is not in
+    topics.json.
     """
     return topic not in topics_on_disk(store) and configured_queues(store, topic) is None
 

@@ -29,10 +29,10 @@ entries.
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file of a structure. ``base`` is the offset (or time) in its name; -1 if the name contains
-    none.
+    """A file of a structure.
 
-    ``limit``: the size of the file in the snapshot (`rmqctl.store.live`): later bytes read as
+    ``base``: the offset (or time) in its name; -1 if the name contains none.
+    ``limit``: size of the file in the snapshot (`rmqctl.store.live`), after which bytes read as
     zeros. None: all bytes count.
     """
 
@@ -121,8 +121,9 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
 
 
 def log_listing(folder: str, *, first_only: bool = False) -> Listing:
-    """Return the files of one log folder, each with its ``head``. With ``first_only``, return only
-    the first files, which are enough to determine ``head``.
+    """Return the files of one log folder, each with its ``head``.
+
+    ``first_only``: return only the first files, which are enough to determine ``head``.
     """
     contents = listing(folder, most=_MAX_ASKED if first_only else None)
     head = _head_in(folder, contents.files)

@@ -1,9 +1,9 @@
-"""A summary of a store: sizes, offsets, times, the holder of its lock, and every file, without a
-scan of the log.
+"""A summary of a store, without a scan of the log: sizes, offsets, times, the holder of its lock,
+and every file.
 
 The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
-Unreadable parts are listed in ``troubles``. The kind of a file is determined from its path
-(`formats.kinds`), and from its content if the path does not suffice.
+Unreadable parts are listed in ``troubles``. The path of a file determines its kind
+(`formats.kinds`); if the path is not enough, its content does.
 """
 
 from __future__ import annotations
@@ -263,9 +263,9 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, containing folder) for each regular file below ``top``.
 
-    No folder is entered twice. Because a link may point to an entire disk, a link is followed only
-    if it is inside one of the store's own folders or has the name of such a folder, and only to the
-    depth to which a store's folders are nested. ``note`` is called with the entries of each folder.
+    No folder is entered twice. A link may point to an entire disk. It is followed only if it is
+    inside one of the store's own folders or has the name of such a folder, and only to the depth of
+    a store's folders. ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

@@ -1,9 +1,10 @@
-"""The layout of a store, determined only from its files (spec: rocksdb.md §9, dledger.md §6,
-commitlog.md §1): the form of the log, of the consumequeues and of the configuration.
+"""The layout of a store, determined only from its files: the form of the log, of the consumequeues
+and of the configuration (spec: rocksdb.md §9, dledger.md §6, commitlog.md §1).
 
-`Layout.unread` has the structures that this version of rmqctl cannot read: code that needs such a
-structure gets an UnsupportedError. `Layout.unwritten` has the structures that it cannot write:
-repairs neither plan nor write anything for a store with such a structure.
+* `Layout.unread`: the structures that this version of rmqctl cannot read. Code that needs such a
+  structure gets an UnsupportedError.
+* `Layout.unwritten`: the structures that this version cannot write. Repairs neither plan nor write
+  anything for a store with such a structure.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Layout:
 
     @property
     def is_mended(self) -> bool:
-        """Return whether `recover` can repair the store (see `require_writable`). To repair the
-        damaged log of a DLedger member, it needs the log of another member.
+        """Return whether `recover` can repair the store (see `require_writable`).
+
+        To repair the damaged log of a DLedger member, `recover` needs the log of another member.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
         mended = {*self._made_anew, *self._mended}
@@ -132,9 +134,9 @@ class Layout:
         the store).
 
         ``made_anew`` allows two structures: consumequeues in RocksDB, which the caller creates
-        completely, and configuration that cannot be written, which the caller does not change.
-        ``mends`` allows two others: the log of a DLedger member, which the caller repairs from
-        another member or does not change, and queues that exist both in files and in RocksDB, which
+        completely; and configuration, which the caller does not change.
+        ``mends`` allows two others: the log of a DLedger member, which the caller does not change
+        or repairs from another member; and queues that exist both in files and in RocksDB, which
         the caller rebuilds from the log.
         """
         left = self._made_anew if made_anew else ()
@@ -157,7 +159,7 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
     """Return (layout of the log, its folders with DLedger data), from the files in ``folders``.
 
     If ``folders`` have no DLedger data, but several nodes below the root do, the data folders of
-    all nodes are returned, unless ``decided`` is set, so that only ``folders`` count.
+    all nodes are returned. With ``decided``, only ``folders`` count.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -192,11 +194,14 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
               decided: bool = False) -> Layout:
     """Return the layout of the store at ``root``. Never raises.
 
-    ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log. It is
-    called only if the store has both consumequeue files and a RocksDB database; in this case,
-    ``store_type`` (the value in the broker's own configuration) is also used. ``open_database``
-    opens the database of consumequeues, if it exists, and raises an exception if it cannot be read.
+    ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log.
+    ``store_type``: the value in the broker's own configuration.
+    ``open_database`` opens the database of consumequeues, if it exists, and raises an exception if
+    it cannot be read.
     ``decided``: whether the log consists of exactly ``folders``.
+
+    ``queues_reach_end`` and ``store_type`` are used only if the store has both consumequeue files
+    and a RocksDB database.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}

@@ -86,9 +86,11 @@ def take(store: SnapshotStore) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """Return the index files to which a broker may be writing: the last files by name, the last
-    files by the offsets to which they point (other files if a clock was set back), and files
-    without entries.
+    """Return the index files to which a broker may be writing.
+
+    * the last files by name;
+    * the last files by the offsets to which they point: these differ if a clock was set back;
+    * files without entries.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]
@@ -130,8 +132,10 @@ def _steady_header(file: StoreFile) -> bytes | None:
 
 
 def _log_end(store: SnapshotStore) -> tuple[int, int]:
-    """Return (end of the log, end of its last complete message). The two are equal unless an
-    incomplete record has not changed for a while; then the log ends after its last nonzero byte.
+    """Return (end of the log, end of its last complete message).
+
+    The two differ only if an incomplete record has not changed for a while. The log then ends after
+    its last nonzero byte.
     """
     if not store.log.files:
         return 0, 0
@@ -171,12 +175,12 @@ def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """Return the files of a queue, without the entries at the end of the queue that point to
-    messages written after the snapshot.
+    """Return the files of a queue without the last entries that point to messages written after the
+    snapshot.
 
-    Entries that point beyond the current end of the log, and so to no message, are kept: the caller
-    reports them. ``current_end(offset)`` returns the current end of the log; it may return an
-    earlier result if that result is greater than ``offset``. Unreadable files are not changed.
+    Entries that point beyond the current end of the log are kept: the caller reports them.
+    Unreadable files are not changed. ``current_end(offset)`` returns the current end of the log, or
+    an earlier result that is greater than ``offset``.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -221,10 +225,9 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 
 
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
-    """Return an opened index file in the state that it had when its header (40 bytes) was
-    ``header``.
+    """Return an opened index file in the state that it had when its 40-byte header was ``header``.
 
-    A broker increments the entry count before it writes the message's offset to the header, so an
+    A broker increments the entry count before it writes the message's offset to the header. An
     entry that is counted while its offset is not yet in the header is omitted.
     """
     index.source.close()

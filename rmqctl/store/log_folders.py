@@ -41,13 +41,14 @@ _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchcons
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Maximum number of entries of a folder that are examined to recognize a log folder. A log folder
-contains only log files.
+"""Maximum number of entries of a folder that are examined to recognize a log folder.
+
+A log folder contains only log files.
 """
 _MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
-"""``_QUEUES``: number of queues that are sampled to see where their entries point. ``_ROWS``:
-number of entries that are sampled in each of these queues.
+"""``_QUEUES``: number of queues that are sampled to see where their entries point.
+``_ROWS``: number of sampled entries per queue.
 """
 _OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
 _HEAD = reader(Message, "total_size", "magic", "physical_offset")
@@ -68,12 +69,11 @@ class _Folder:
 
 
 def find(root: str) -> list[str]:
-    """Return the folders of the log of the store at ``root``, as absolute paths or relative to it.
-    Never raises.
+    """Return the folders of the log of the store at ``root``, as absolute paths or relative to
+    ``root``. Never raises.
 
-    These are ``commitlog`` and any other folders that provably belong to the log. If there is
-    exactly one DLedger node, they are ``commitlog`` (only if it has files) and then the node's data
-    folder.
+    These are ``commitlog`` and any other folders that provably belong to the log. With exactly one
+    DLedger node, they are ``commitlog`` (only if it has files) and then the node's data folder.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:
@@ -237,11 +237,12 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Return whether the files of a folder alone prove that it is a log: their names are multiples
-    of the file size, and their first records have the offsets in the names.
+    """Return whether the files of a folder alone prove that it is a log.
 
-    Damage to some files is allowed, but the files with a matching offset must outnumber those with
-    a wrong offset. At most half of the files may be too short; one short file is always allowed.
+    Their names must be multiples of the file size, and their first records must have the offsets in
+    the names. Damage to some files is allowed, but the files with a matching offset must outnumber
+    those with a wrong offset. At most half of the files may be too short; one short file is always
+    allowed.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):

@@ -68,11 +68,13 @@ def is_decoded(name: str) -> bool:
 class Projection:
     """The requested fields, and the form in which bodies are shown.
 
-    ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields). ``preview``: if not 0,
-    bodies are replaced by a readable text of that many bytes. With ``decompress``, a body that does
-    not match its compression flag is returned as stored, and the row gets a ``body_problem``.
-    ``decoding`` computes the fields for which `is_decoded` is true, and the previews of decodable
-    bodies. ``redaction`` replaces user data.
+    ``body``: ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields).
+    ``decompress``: decompress bodies. A body that does not match its compression flag is returned
+    as stored, and the row gets a ``body_problem``.
+    ``preview``: if not 0, bodies are replaced by a readable text of that many bytes.
+    ``decoding``: computes the fields for which `is_decoded` is true, and the previews of decodable
+    bodies.
+    ``redaction``: replaces user data.
     """
 
     fields: Sequence[str] = FIELDS

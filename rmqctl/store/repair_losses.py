@@ -52,10 +52,14 @@ class LostRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
-    """The loss of one repair. ``messages``: number of lost messages; ``undecided``: number of
-    discarded records that may have been messages; both are None if the repair's note is damaged.
-    ``time`` in ms. ``places``: the positions of the first lost messages. ``root``: the path of the
-    store when it was repaired; None if the store is still at that path.
+    """The loss of one repair. ``messages`` and ``undecided`` are None if the repair's note is
+    damaged.
+
+    ``messages``: number of lost messages.
+    ``undecided``: number of discarded records that may have been messages.
+    ``time``: in ms.
+    ``places``: the positions of the first lost messages.
+    ``root``: the path of the store when it was repaired; None if the store is still at that path.
     """
 
     id: str

@@ -31,10 +31,13 @@ _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 
 @dataclass(slots=True)
 class TopicSpace:
-    """The disk usage of one topic. ``rows``: the number of entries in its queues, one for each
-    message or batch. ``log_bytes``: the bytes of its messages in the log (0 for a light queue,
-    whose messages belong to other topics). ``queue_bytes``: the total size of its queue files;
-    ``queue_disk_bytes``: the space that these files take on the disk.
+    """The disk usage of one topic.
+
+    ``rows``: number of entries in its queues, one for each message or batch.
+    ``log_bytes``: bytes of its messages in the log; 0 for a light queue, whose messages belong to
+    other topics.
+    ``queue_bytes``: total size of its queue files.
+    ``queue_disk_bytes``: the space that the queue files take on the disk.
     """
 
     rows: int = 0
@@ -69,8 +72,10 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """The disk usage of a store. ``topics``: the usage of each topic; None if it is unknown.
-    ``not_told``: the reason why it is unknown.
+    """The disk usage of a store.
+
+    ``topics``: the usage of each topic; None if unknown. ``not_told``: the reason why it is
+    unknown.
     """
 
     items: list[Item]
@@ -166,8 +171,8 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """Return the physical offset and the store time of the start of the last file that begins a day
-    or more before ``last``; (0, None) if only the first file, or no file, begins that early.
+    """Return the physical offset and the store time at the start of the last file that begins a day
+    or more before ``last``. Return (0, None) if only the first file, or no file, begins that early.
     """
     for file in reversed(log.files[1:]):
         try:

@@ -27,8 +27,9 @@ from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
 CLOCK_SKEW = 3_600_000
-"""Maximum milliseconds by which the store times in a log are assumed to be out of order when entire
-files are omitted because of ``--since`` or ``--until``.
+"""Maximum milliseconds by which the store times in a log are assumed to be out of order.
+
+Files are omitted because of ``--since`` or ``--until`` only beyond this tolerance.
 """
 MAX_RANGE = 1 << 30
 _TASKS_PER_JOB = 4
@@ -83,12 +84,13 @@ class _RangeSums:
 def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
-    """Return the sums over the log, or, if ``files`` is given, over these files of the log.
-    Unreadable parts of files are omitted, but counted (`Aggregate.unread`).
+    """Return the sums over the log, or over ``files`` of the log. Unreadable parts of files are
+    omitted, but counted (`Aggregate.unread`).
 
-    If ``pool`` is given, it does the work instead of ``jobs`` threads. The result does not depend
-    on ``pool``, ``jobs`` or ``range_size``. If the log must be read a second time, ``again`` is
-    called first, with the number of bytes.
+    ``pool``: does the work instead of ``jobs`` threads.
+    ``again``: called with the number of bytes before the log is read a second time.
+
+    The result does not depend on ``pool``, ``jobs`` or ``range_size``.
 
     Raises: StoreIOError for a file that cannot be opened.
     """
@@ -104,8 +106,8 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
     """Return the sums over each of several logs, like `collect`. A log is a list of files (see
     `choose_files`).
 
-    ``together``: return one sum over all logs. The ranges of all logs are one list of tasks for the
-    pool.
+    ``together``: return one sum over all logs. The ranges of all logs are then one list of tasks
+    for the pool.
     """
     if query.by not in GROUPINGS:
         raise UsageError(f"cannot group by {query.by!r}")
@@ -164,11 +166,11 @@ def _work(query: Query, only: Sequence[Key] | None,
 
 def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
                    partitions: int | None = None) -> int:
-    """Return the length in bytes of the ranges for a pool of ``jobs``, such that each job gets a
-    few tasks that are neither tiny nor huge.
+    """Return the length in bytes of the ranges for a pool of ``jobs``. Each job gets a few tasks
+    that are neither tiny nor huge.
 
-    ``partitions``: the approximate number of ranges; if it is given, the length is computed from it
-    and not from ``jobs``. No range extends over two files.
+    ``partitions``: the approximate number of ranges; if given, it replaces ``jobs``. No range
+    extends over two files.
     """
     total = sum(file.size for files in logs for file in files)
     if partitions is not None:
@@ -219,11 +221,11 @@ def unused(files: Sequence[StoreFile]) -> int:
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
-    """Return a row for each group, in the order of the column ``sort``.
+    """Return a row for each group, in the order of the column ``sort``; the group `OTHER` is last.
 
     By default, groups of times and sizes are sorted by key, other groups by the number of messages,
-    largest first; the group `OTHER` is last. ``share`` is relative to all messages. A message with
-    several keys belongs to several groups.
+    largest first. ``share`` is relative to all messages. A message with several keys belongs to
+    several groups.
     """
     return _rows([({}, sums)], sums.by, tz, sort)
 
@@ -281,8 +283,8 @@ def _joined(parts: Iterable[Sums]) -> Sums:
 
 
 def _values(sums: Sums, everything: int, span: int | None) -> Row:
-    """Return the figures of a row. Rates are computed over ``span`` ms, or (None) over the time
-    from the group's first message to its last.
+    """Return the figures of a row. Rates are computed over ``span`` ms; None: from the group's
+    first message to its last.
     """
     seconds = (sums.last - sums.first if span is None else span) / 1000
     rates = (None, None) if seconds <= 0 else (sums.messages / seconds, sums.bytes / seconds)

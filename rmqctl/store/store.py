@@ -79,8 +79,8 @@ _MAX_CANDIDATES, _MAX_NAMED = 32, 3
 ``_MAX_NAMED``: number of stores that the note names.
 """
 _TRIES, _PAUSE = 3, 0.05
-"""``_TRIES``: maximum number of attempts to read a store if a file cannot be read because a broker
-is writing. ``_PAUSE``: seconds between two attempts.
+"""``_TRIES``: maximum number of attempts to read a store while a broker is writing.
+``_PAUSE``: seconds between two attempts.
 """
 _INDEX_VOTERS = 3
 """Maximum number of index files of one size that are examined to determine the shape of all these
@@ -164,8 +164,8 @@ def _remembered_folders(root: str) -> list[str]:
 class Store(Closing):
     """A read-only view of one store root. Use `open`; it is a context manager.
 
-    ``moment``: the snapshot of another view of the store, which this view also uses. ``current``:
-    use no snapshot, but read the current files.
+    ``moment``: the snapshot of another view, to be used by this view. ``current``: read the current
+    files, without a snapshot.
     """
 
     def __init__(self, root: str, log_folders: list[str], sizes: Sizes,
@@ -188,11 +188,10 @@ class Store(Closing):
         """Open a store root.
 
         ``sampled``: for a store at a URL, find the end of the data in each file by sampling the
-        zeros after it; otherwise all zeros are read.
-
-        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute).
-        Without it, the log is in ``commitlog/``, in the folders with which the store was created,
-        or in the folders that `rmqctl.store.log_folders` finds.
+        zeros after it, instead of reading all of them.
+        ``commitlog_dirs``: the folders of a multi-path log, relative to the root or absolute. By
+        default, the log is in ``commitlog/``, in the folders with which the store was created, or
+        in the folders that `rmqctl.store.log_folders` finds.
 
         Raises: NotAStoreError if it contains no part of a store.
         """
@@ -303,8 +302,9 @@ class Store(Closing):
 
     def before_unfinished(self) -> Store:
         """Return a view of this store whose log ends before an incomplete record that a broker did
-        not continue. Return the store itself if no such record exists, or if intact messages follow
-        it.
+        not continue.
+
+        Return the store itself if no such record exists, or if intact messages follow it.
         """
         held = self.snapshot
         if held is None or held.whole_end is None or held.whole_end == held.log_end or any(
@@ -317,8 +317,9 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
     def _taken_now(self) -> Snapshot | None:
-        """Return a snapshot of the current state; None if a file cannot be read, which will be
-        reported when the file is used.
+        """Return a snapshot of the current state; None if a file cannot be read.
+
+        The unreadable file is reported when it is used.
         """
         for _ in range(_TRIES):  # a file may have just been created or renamed
             with suppress(StoreIOError), self._as_now() as now:
@@ -328,7 +329,9 @@ class Store(Closing):
 
     def _log_end_now(self, beyond: int) -> int:
         """Return the current end of the log, to check rows that point beyond the end of the
-        snapshot. It is determined again only if the last result is not greater than ``beyond``.
+        snapshot.
+
+        The end is determined again only if the last result is not greater than ``beyond``.
         """
         if beyond >= self._seen_end:
             now = self._taken_now()
@@ -745,8 +748,10 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, ConfigPart]:
-        """The part of a database that replaces a file of ``config/``, for each such file. Empty if
-        no file is replaced, or if rmqctl does not read this layout.
+        """For each file of ``config/`` that a database replaces: the part of the database with its
+        content.
+
+        Empty if no file is replaced, or if rmqctl does not read this layout.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}

@@ -28,8 +28,10 @@ MAX_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The settings of a store. ``values``: the valid values by the names of `KEYS`; ``notes``:
-    texts that describe faults of the file.
+    """The settings of a store.
+
+    ``values``: the valid values by the names of `KEYS`. ``notes``: texts that describe faults of
+    the file.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The broker versions that may have written a store, and the evidence (spec: versions.md).
 
-No file of a store contains the broker's version. A hint is data that only some releases write; a
-store that was upgraded has hints of several releases. `info` shows the hints; everything else
-(`rmqctl.store.store.Store.generation`, predictions, repairs) uses `evidence`.
+No file of a store contains the broker's version. A hint is data that only some releases write. An
+upgraded store has hints of several releases. `info` shows the hints; everything else uses
+`evidence`.
 
 In this module, ``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
 """
@@ -59,9 +59,10 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """The generation (4 or 5) of the brokers that wrote a store. ``proven``: whether only brokers
-    of that generation write such files; if not, ``other`` names a release of the other generation
-    that also writes them.
+    """The generation (4 or 5) of the brokers that wrote a store.
+
+    ``proven``: whether only brokers of that generation write such files.
+    ``other``: if not proven, a release of the other generation that also writes such files.
     """
 
     generation: int

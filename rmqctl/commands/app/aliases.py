@@ -20,9 +20,13 @@ _ARGUMENT = ""
 _STORE = "STORE"
 
 Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
-"""Translation of an mqadmin option: the name of rmqctl's option, which keeps the value;
-`_ARGUMENT`; a function that returns rmqctl's words for the value; or, for a flag, a tuple of
-rmqctl's words. None, or () for a flag: rmqctl ignores the option.
+"""Translation of an mqadmin option; one of the following:
+
+* the name of rmqctl's option, which keeps the value;
+* `_ARGUMENT`;
+* a function that returns rmqctl's words for the value;
+* for a flag, a tuple of rmqctl's words;
+* None, or () for a flag: rmqctl ignores the option.
 """
 
 

@@ -24,8 +24,10 @@ _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
 def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
-    """Return a completion function for typer. It returns the names that ``offers`` yields for the
-    store and that begin with the typed word, sorted; an empty list if anything fails.
+    """Return a completion function for typer.
+
+    It returns the names from ``offers`` that begin with the typed word, sorted; an empty list if
+    anything fails.
     """
 
     @wraps(offers)

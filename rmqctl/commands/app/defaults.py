@@ -33,8 +33,10 @@ GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-co
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
 _ASKS_ITSELF = frozenset({"lang"})
-"""Options whose environment variable another module reads. RMQCTL_LANG selects the language of
-text for people only; as a default of ``--lang`` it would also translate output for programs.
+"""Options whose environment variable another module reads.
+
+RMQCTL_LANG selects the language of text for people only. As a default of ``--lang``, it would also
+translate output for programs.
 """
 _REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -134,8 +136,10 @@ class _DefaultsFile:
         return defaults
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
-        """Check that each table is named after a command, or after the first words of a command's
-        name, and that every option is in a table. Raises: UsageError.
+        """Check that each table is named after a command or a group of commands, and that every
+        option is in a table.
+
+        Raises: UsageError.
         """
         for key, value in table.items():
             name = (*words, key)
@@ -190,7 +194,9 @@ def _checked(value: Any, param: Any, origin: str) -> Any:
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
     """Return the value in the ``text`` of an environment variable. For a repeatable option, split
-    the text into words as a shell does. Raises: UsageError.
+    the text into words as a shell does.
+
+    Raises: UsageError.
     """
     described = parameter(param)
     if described.type == "flag":

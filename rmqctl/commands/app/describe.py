@@ -17,9 +17,10 @@ _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
 class Parameter(NamedTuple):
     """An argument or option of a command.
 
-    ``names``: the spellings of an option (``["--output", "-o"]``), without `former_names`, or the
-    name of an argument (``["STORE"]``). ``type``: flag, count, choice, text, integer, number, or
-    the metavar in lower case (size, time, offset).
+    ``names``: the name of an argument (``["STORE"]``), or the spellings of an option
+    (``["--output", "-o"]``) without `former_names`.
+    ``type``: flag, count, choice, text, integer, number, or the metavar in lower case (size, time,
+    offset).
     """
 
     kind: Literal["argument", "option"]

@@ -82,8 +82,8 @@ def _again(unraisable: sys.UnraisableHookArgs) -> None:
 def settle_streams() -> None:
     """Make stdout and stderr accept any text, and open /dev/null for each closed standard stream.
 
-    If descriptor 0, 1 or 2 were still closed, the next opened file would get this number, and a
-    library that writes to the stream would write into that file.
+    Without /dev/null, the next opened file would get the closed descriptor 0, 1 or 2. A library
+    that writes to the stream would then write into that file.
     """
     for descriptor in range(3):
         try:

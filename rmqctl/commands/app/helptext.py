@@ -25,7 +25,7 @@ COMMON_PANELS = (
     "The broker's configuration", "Commitlog writing", "Spark", "Scheduled runs",
     "Client limits", "Tier layout", "Local store")
 """Panels of options that many commands have, or that few people need. The help of a command omits
-these options; `help options` lists them.
+these panels; `help options` lists them.
 """
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}

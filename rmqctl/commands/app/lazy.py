@@ -1,7 +1,7 @@
 """Typer groups for the registry, which list their commands without importing the modules.
 
-A group contains a placeholder for each command, with the command's name and one line of help. The
-module of a command is imported only to run the command, to complete its words, or to show its help.
+A group contains a placeholder for each command, with its name and one line of help. The command's
+module is imported only to run the command, to complete its words, or to show its help.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _DEFAULT = "\0"
 _PLACES = {"--from", "--out", "--commitlog-dir"}
 """Options whose value may be a URL."""
 _YOUNG = 10_000
-"""Number of new objects after which Python's garbage collector searches for reference cycles. It
-is large because reading a store may create millions of objects.
+"""Number of new objects after which Python's garbage collector searches for reference cycles.
+Reading a store may create millions of objects.
 """
 
 
@@ -62,8 +62,10 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
 
         typer assigns words from left to right, so in ``query id MSGID`` it takes MSGID for STORE.
         The line is therefore parsed again, with RMQCTL_STORE as the *first* argument, in two cases:
-        the line as typed cannot be parsed, or the word in the position of STORE is a valid value of
-        the next argument, which is missing (``config topics``, ``query offset 7``).
+
+        * The line as typed cannot be parsed.
+        * The next argument is missing, and the word in the position of STORE is a valid value for
+          it (``config topics``, ``query offset 7``).
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
             args = args[:-1]  # a shell completes its value: without it, the line cannot be parsed
@@ -258,8 +260,8 @@ def _may_mutate(command: Any) -> bool:
 
 
 def _for_target(command: RmqctlCommand, words: list[str]) -> tuple[RmqctlCommand, list[str]]:
-    """Return (command, words): if ``words`` name a tier, the tier command that corresponds to
-    ``command`` and its words; else the arguments unchanged.
+    """Return (command, words). If ``words`` name a tier, these are the corresponding tier command
+    and its words; else the arguments unchanged.
     """
     spec = OF_TIERS.get(command.spec.name)
     if {"-h", "--help"} & set(words):

@@ -33,8 +33,8 @@ _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
 def is_tier(target: str) -> bool:
-    """Return whether ``target`` is a tier and not a store: a URL of a tier, or a folder that
-    contains the folder of a cluster and no store structures.
+    """Return whether ``target`` is a tier and not a store: the URL of a tier, or a folder that
+    contains the folder of a cluster but no store structures.
     """
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
@@ -60,8 +60,8 @@ def _is_tier_at(url: str) -> bool:
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
-    """Raise RefusedError if ``target`` is a URL or in an archive and the command changes the store
-    or needs a store on a local disk.
+    """Raise RefusedError for a target at a URL or in an archive, if the command changes the store
+    or needs a local disk.
     """
     if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
         return

@@ -33,10 +33,12 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 
 def other(*command: str, second: bool = False) -> str:
-    """Return the command line of another command, quoted for a shell. ``command``: the words of
-    that command, including the store or tier. The layout options that the user typed are added if
-    that command has them. ``second``: whether that command is about the second of two compared
-    stores, whose log folders are given by ``--commitlog-dir-b``.
+    """Return the command line of another command, quoted for a shell.
+
+    ``command``: the words of that command, including the store or tier. Layout options that the
+    user typed are added if that command has them.
+    ``second``: whether that command is about the second of two compared stores; the folders of its
+    log are given by ``--commitlog-dir-b``.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 

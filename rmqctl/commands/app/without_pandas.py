@@ -24,8 +24,8 @@ class _NotFound:
 def leave_pandas_out() -> None:
     """Hide pandas from pyarrow and DuckDB if rmqctl is the main program of this process.
 
-    pyarrow and DuckDB import pandas when they convert the first value. The import takes longer than
-    most queries. An interrupt during the import is lost and leaves pandas partly loaded.
+    pyarrow and DuckDB import pandas when they convert the first value, which takes longer than most
+    queries. An interrupt during the import is lost and leaves pandas partly loaded.
     """
     is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
     if exit_codes.own_process and not is_out:

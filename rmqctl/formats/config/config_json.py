@@ -1,10 +1,9 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
 The standard decoder reads strict JSON. The dialect's only extension is map keys that are bare
-integers; they are quoted first. If a position in the file is needed, `_Reader` reads the file: in
-one pass, with an explicit stack and bounded depth. Oddities are reported; they are not fatal if the
-value is clear. Some files have keys that are objects (`object_keys`); the caller provides the text
-that replaces such a key.
+integers; these keys are quoted first. If a position in the file is needed, `_Reader` reads the
+file. Oddities are reported; they are not fatal if the value is clear. Some files have keys that are
+objects (`object_keys`); the caller provides the text that replaces such a key.
 """
 
 from __future__ import annotations
@@ -328,8 +327,8 @@ def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> 
 def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
     """Return the value of a file's bytes, and the oddities of the file.
 
-    ``key_of`` returns the text for a key that is an object, or raises FormatError; without it such
-    keys are errors.
+    ``key_of`` returns the text for a key that is an object, or raises FormatError. Without
+    ``key_of``, such keys are errors.
 
     Raises: FormatError with offset and JSON path.
     """

@@ -1,13 +1,16 @@
 """The text that fastjson 1.x writes for a broker's configuration (checkpoint-and-small-files.md
 §4.1).
 
-"Pretty" style: a tab per level, ``"key":value`` without a space, every text key on a line of its
-own. A numeric key is bare, on the line of the bracket or of the previous value: ``{0:5,1:7`` with
-the closing bracket on the next line. The caller decides the order of keys: a broker writes the
-properties of a bean in alphabetical order and a map in the map's own order. None is written as
-``null``; a broker omits such properties.
+"Pretty" style:
 
-`config_json` reads it.
+* One tab per level; ``"key":value`` without a space.
+* Each text key is on a line of its own.
+* A numeric key is bare, on the line of the bracket or of the previous value: ``{0:5,1:7`` with the
+  closing bracket on the next line.
+* None is written as ``null``; a broker omits such properties.
+
+The caller decides the order of keys. A broker writes the properties of a bean in alphabetical
+order, and a map in the map's own order. `config_json` reads this text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), which tiered
-storage uses.
+"""The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), which tiered storage uses.
 
-This map differs from a ``HashMap`` (`java_map`) in three ways. The table doubles as soon as it is
-three quarters full, while that of a ``HashMap`` doubles only when it is fuller. Doubling reverses
-the order of some keys of a bucket. A copy of another map has a larger table than its entries
-require. Not modelled: a bucket of nine or more keys in a table of 64 or more buckets becomes a
-tree; this can happen only with deliberately colliding keys.
+This map differs from a ``HashMap`` (`java_map`) in three ways:
+
+* The table doubles as soon as it is three quarters full; that of a ``HashMap`` when it is fuller.
+* Doubling reverses the order of some keys of a bucket.
+* A copy of another map has a larger table than its entries require.
+
+Not modelled: a bucket of nine or more keys in a table of 64 or more buckets becomes a tree. This
+can happen only with deliberately colliding keys.
 """
 
 from __future__ import annotations

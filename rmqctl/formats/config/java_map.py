@@ -1,12 +1,15 @@
 """The iteration order of a Java ``HashMap<String, String>`` (spec: commitlog.md §5.1).
 
 A broker that rebuilds a properties string writes the pairs in this order, so the order affects the
-stored bytes. A bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the
-table doubles when it is more than three quarters full; a bucket keeps the insertion order.
-Overwriting keeps a key's position, removing keeps the capacity.
+stored bytes.
 
-Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a tree, whose
-order depends on its shape. This can happen only with deliberately colliding keys.
+* A bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``.
+* The table doubles when it is more than three quarters full.
+* A bucket keeps the insertion order.
+* Overwriting keeps a key's position; removing keeps the capacity.
+
+Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a tree. This
+can happen only with deliberately colliding keys.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[TimerStep]:
     """Yield the used positions of a file from ``position`` on (a multiple of the unit).
 
-    The walk ends after an end mark. It continues after a damaged unit, because positions are fixed.
+    The walk ends after an end mark. Positions are fixed, so the walk continues after a damaged
+    unit.
     """
     while position < len(data):
         if is_tail(data, position):

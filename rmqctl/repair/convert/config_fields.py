@@ -1,8 +1,8 @@
 """Files in ``config/`` for an older release: JSON without the fields that the release does not
 know.
 
-The content is what the release itself would write after reading the file, because fastjson ignores
-unknown fields.
+The content is what the release itself would write after reading the file: fastjson ignores unknown
+fields.
 """
 
 from __future__ import annotations
@@ -89,8 +89,10 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
 
 
 def pull_offsets(store: Store, release: str) -> int:
-    """Return the number of pull offsets of groups that are lost: only the RocksDB form
-    ``rocksdb-v2`` stores them, and the release does not read this form.
+    """Return the number of pull offsets of groups that are lost.
+
+    Only the RocksDB form ``rocksdb-v2`` stores pull offsets, and the release does not read this
+    form.
     """
     form = store.layout.config
     if form == "json" or is_from(release, FEATURES[form].since):

@@ -54,10 +54,13 @@ class CopiedLog:
 
 
 class InFolders:
-    """Conversion into a new store whose log is in the folders ``into`` (absolute, or relative to
-    the new root; default: ``commitlog``). Raises: UsageError for folders that cannot be used,
-    UnsupportedError, RefusedError if the target is in use or if two files of the log have the same
-    name but different bytes, StoreHeldError while a broker writes to the store, StoreIOError.
+    """Conversion into a new store with other log folders.
+
+    ``into``: the folders, absolute or relative to the new root; default: ``commitlog``.
+
+    Raises: UsageError for folders that cannot be used; UnsupportedError; RefusedError if the target
+    is in use, or if two files of the log have the same name but different bytes; StoreHeldError
+    while a broker writes to the store; StoreIOError.
     """
 
     def __init__(self, store: Store, root: str, into: Sequence[str] = ()) -> None:

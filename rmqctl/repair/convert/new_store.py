@@ -1,14 +1,12 @@
 """Create a new store from another store: a plain copy, or a store with a plain log instead of a
-DLedger log (spec: dledger.md §2, §5, §7), for a broker without DLedger.
+DLedger log (spec: dledger.md §2, §5, §7).
 
-Plain log files that precede the DLedger log are copied byte for byte, with holes and times. Each
-message of the DLedger log is appended with its queue offset, times, hosts, flags, properties and
-body unchanged. Its physical offset changes, because the new log has no DLedger entry headers; a
-file in the new store maps old to new physical offsets. Commits and rollbacks contain the physical
-offset of their half message, which is updated.
-
-Consume queues and index are rebuilt from the log. Consumer offsets are queue offsets, so they
-remain valid.
+* Plain log files before the DLedger log are copied byte for byte, with holes and times.
+* Each message of the DLedger log is appended. Only its physical offset changes, because the new log
+  has no entry headers. A file in the new store maps old to new physical offsets.
+* Commits and rollbacks get the new physical offset of their half message.
+* Consume queues and index are rebuilt from the log.
+* Consumer offsets are queue offsets, so they remain valid.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""Files that are not copied: they are not derived from the log, and they contain physical offsets
+"""Files that are not copied. They are not derived from the log, and they contain physical offsets
 or belong to another service.
 """
 _HALF = props.HALF_TOPIC.encode()
@@ -99,9 +97,11 @@ class Converted:
 
 
 class WithPlainLog:
-    """Conversion into a new store with a plain log. Raises: UsageError if the log is already a
-    plain log, UnsupportedError for a store that cannot be read, RefusedError if the target is in
-    use, StoreHeldError while a broker writes to the store.
+    """Conversion into a new store with a plain log.
+
+    Raises: UsageError if the log is already a plain log, UnsupportedError for a store that cannot
+    be read, RefusedError if the target is in use, StoreHeldError while a broker writes to the
+    store.
     """
 
     def __init__(self, store: Store, root: str, given: dict[str, Any]) -> None:
@@ -254,8 +254,10 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """Return a filler for a message with a damaged body. If the message were left out, the consume
-    queue entries of later messages would be at positions before their queue offsets.
+    """Return a filler for a message with a damaged body.
+
+    Without a filler, the consume queue entries of later messages would be at positions before their
+    queue offsets.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,

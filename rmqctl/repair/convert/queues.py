@@ -1,9 +1,8 @@
-"""``convert``: rebuild consume queues from the log in another form: files instead of RocksDB, or
-the reverse. If a broker writes both forms, keep the files only.
+"""``convert``: rebuild consume queues from the log in another form.
 
-Both forms are derived from the log, so only one thing is copied from the old form: the end of each
-queue whose messages have all expired. The old form is moved aside completely. A note says which
-settings of the broker must change.
+The new form is files instead of RocksDB, or the reverse. If a broker writes both forms, only the
+files are kept. The old form is moved aside completely. Only one thing is copied from it: the end of
+each queue whose messages have all expired. A note says which settings of the broker must change.
 """
 
 from __future__ import annotations
@@ -79,9 +78,12 @@ class ConvertOptions:
 
 def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Watch) -> Plan:
     """Return the plan for the store at ``root``; it is empty if the consume queues already have the
-    new form. New files are built in ``scratch``, which must exist until the plan is applied.
-    Raises: NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (a
-    damaged log, or queues of a kind that the new form does not support), StoreIOError.
+    new form.
+
+    New files are built in ``scratch``, which must exist until the plan is applied.
+
+    Raises: NotAStoreError; UnsupportedError for a layout that cannot be converted; RefusedError for
+    a damaged log, or for queues of a kind that the new form does not support; StoreIOError.
     """
     # Nothing to do, or a conversion that would lose something.
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:

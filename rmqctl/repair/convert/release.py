@@ -107,9 +107,11 @@ _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or
 
 @dataclass(frozen=True, slots=True)
 class NotConverted:
-    """A structure that the older release does not read. ``is_loss``: whether it is lost, or is kept
-    in a form that brokers of that release misread. ``is_counted``: whether the plan counts it among
-    the lost messages.
+    """A structure that the older release does not read.
+
+    ``is_loss``: whether the structure is lost, or kept in a form that brokers of that release
+    misread.
+    ``is_counted``: whether the plan counts it among the lost messages.
     """
 
     loss: Loss
@@ -145,6 +147,7 @@ def target_release(typed: str) -> str:
 def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions, watch: Watch,
              now: int) -> ForRelease:
     """Return the plan for the store at ``root``; see `plan_convert`. ``now``: epoch ms.
+
     Raises: RefusedError if the log is damaged, or if the release would not start on the result;
     NotAStoreError, UnsupportedError, MissingExtraError, StoreIOError.
     """
@@ -278,8 +281,9 @@ class _Conversion(Changes):
         self.notes += [note for note in plan.notes if note not in FORM_NOTES]
 
     def move_queues(self) -> None:
-        """Move aside the queues of removed topics. If the release does not read batch queues,
-        convert those without batches to plain queues.
+        """Move aside the queues of removed topics.
+
+        If the release does not read batch queues, convert those without batches to plain queues.
         """
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         for topic in sorted(self.gone_topics):
@@ -431,8 +435,8 @@ def _remedy(feature: str) -> Phrase:
 
 
 def has_batches(queue: BatchQueue) -> bool:
-    """Return whether a batch queue cannot become a plain queue, because an entry is for several
-    messages or the queue has a gap.
+    """Return whether a batch queue cannot become a plain queue: an entry is for several messages,
+    or the queue has a gap.
     """
     rows = queue.all_used()
     bases = rows["msg_base_offset"].astype(np.int64)

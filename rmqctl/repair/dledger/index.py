@@ -26,9 +26,10 @@ _SCRATCH = "dledger-index"
 
 
 class IndexCheck:
-    """Comparison of the units in a node's index with the entries of a log, page by page. ``wrong``:
-    number of wrong units in each index file, by the number of the file. ``entries``: number of
-    entries compared.
+    """Comparison of the units in a node's index with the entries of a log, page by page.
+
+    ``wrong``: number of wrong units in each index file, by the number of the file. ``entries``:
+    number of compared entries.
     """
 
     def __init__(self, reader: UnitReader) -> None:

@@ -248,9 +248,10 @@ class _Job:
                 f"{source.name} copies them")
 
     def _same_term(self, source: LogSource, run: DifferingEntries) -> None:
-        """Compare intact entries that differ in the two logs but have the same index and term. One
-        of the two copies of an entry is damaged in a part that no checksum covers; this store's
-        consume queues and index may show which copy is intact.
+        """Compare intact entries that differ in the two logs but have the same index and term.
+
+        One of the two copies is damaged in a part that no checksum covers. This store's consume
+        queues and index may show which copy is intact.
         """
         if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
@@ -279,8 +280,9 @@ class _Job:
 
     def _agreed(self, source: LogSource, run: DifferingEntries, why: str, *, alone: bool) -> None:
         """Copy entries, except those that the remaining bytes or most other sources contradict.
-        ``alone``: whether each entry is decided separately; if not, nothing is copied from the
-        first contradicted entry on.
+
+        ``alone``: decide each entry separately. If False, nothing is copied from the first
+        contradicted entry on.
         """
         others = [other for other in self.sources if other is not source]
         bad = [] if source.preferred else disputed(

@@ -91,9 +91,8 @@ def first_border(source: Source, physical: int) -> int:
 def is_whole(source: Source, start: int, end: int) -> bool:
     """Return whether the record at ``[start, end)`` seems to be completely written.
 
-    The CRC covers only the body, and topic and properties are written after the body. Bytes that
-    were not written are zero; they are at the end of the record, or fill a page of memory within
-    it.
+    The CRC covers only the body; topic and properties are written after the body. Unwritten bytes
+    are zero. They are at the end of the record, or fill a page of memory within the record.
     """
     try:
         record = decode(source.read(start - source.base, end - start))

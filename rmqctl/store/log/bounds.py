@@ -21,8 +21,10 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a queue. ``first``: the queue offset of the oldest readable entry; ``end``: the
-    queue offset of the next entry to be written.
+    """The bounds of a queue.
+
+    ``first``: queue offset of the oldest readable entry. ``end``: queue offset of the next entry to
+    be written.
     """
 
     first: int
@@ -30,11 +32,11 @@ class Bounds:
 
 
 class View:
-    """Computes the bounds of a store's queues in one view. ``generation`` (4 or 5) selects the
-    broker's rules.
+    """Computes the bounds of a store's queues in one view.
 
-    ``log_end`` returns the physical offset at which a broker truncates the log; it is called when
-    the offset is first needed. Without ``log_end``, the view is ``disk``.
+    ``generation`` (4 or 5) selects the broker's rules. ``log_end`` returns the physical offset at
+    which a broker truncates the log; it is called when the offset is first needed. Without
+    ``log_end``, the view is ``disk``.
     """
 
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,

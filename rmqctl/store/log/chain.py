@@ -1,10 +1,12 @@
-"""The entries of a DLedger log as a chain: the index of each entry is the index of the previous
-entry plus one, and its term is not less (spec: dledger.md §2). All members of a group have the same
-entries at the same byte offsets, up to the offset at which their logs diverge.
+"""The entries of a DLedger log as a chain (spec: dledger.md §2).
 
-After damage the chain continues with the first entry that can follow the last intact entry. If a
-member's log was truncated, the bytes after its end remain in the file: stale entries, which are not
-part of the chain (`left_over`).
+The index of each entry is the index of the previous entry plus one; its term is not less. All
+members of a group have the same entries at the same byte offsets, up to the offset at which their
+logs diverge.
+
+After damage, the chain continues with the first entry that can follow the last intact entry. If a
+member's log was truncated, stale entries remain in the file after its end. They are not part of the
+chain (`left_over`).
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ class ChainLink(NamedTuple):
 
 
 class ChainEntries(NamedTuple):
-    """Entries in log order. ``crc``: the CRC-32 of all bytes of an entry, with the top bit cleared;
+    """Entries in log order. All columns except ``whole`` are int64.
+
+    ``crc``: CRC-32 of all bytes of an entry, with the top bit cleared.
     ``whole`` (bool): whether the entry's header and its message are intact, including the message's
-    CRC. All other columns are int64.
+    CRC.
     """
 
     number: Array
@@ -155,8 +159,8 @@ class Chain:
     # -- which entries are of the chain -----------------------------------------------------------
 
     def _taken(self, entries: ChainEntries, following: ChainEntries) -> ChainEntries:
-        """Return the entries that belong to the chain; ``following``: the entry after the given
-        ones, empty at the end of the log.
+        """Return the entries that belong to the chain. ``following``: the entry after ``entries``;
+        empty at the end of the log.
         """
         if not len(entries):
             return entries
@@ -223,9 +227,10 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the entry ``row`` may begin the chain. It may if the next entry continues
-        it, if the next two entries do not form a chain with each other, or if DLedger's index
-        confirms it.
+        """Return whether the entry ``row`` may begin the chain.
+
+        It may in three cases: the next entry continues it; the next two entries do not form a chain
+        with each other; or DLedger's index confirms it.
         """
         if row + 2 >= len(every):
             return True
@@ -240,8 +245,8 @@ class Chain:
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
-        """Return the next entry of the chain, as described by DLedger's index, if it starts at
-        ``link`` and only its header is damaged.
+        """Return the next entry of the chain as DLedger's index describes it; None unless the entry
+        starts at ``link`` and only its header is damaged.
         """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
@@ -284,9 +289,12 @@ def _heads(batch: Batch) -> ChainEntries:
 
 
 class LeftOver(NamedTuple):
-    """The stale entries after the end of a log, which remain because the log of the member was
-    truncated. ``end``: the byte offset after the last entry of the log; ``number`` and ``term``:
-    the index and the term of that last entry; ``count``: the number of stale entries.
+    """The stale entries that remain after the end of a log, because the log of the member was
+    truncated.
+
+    ``end``: byte offset after the last entry of the log.
+    ``number``, ``term``: index and term of the last entry of the log.
+    ``count``: number of stale entries.
     """
 
     end: int
@@ -339,8 +347,8 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
     """Return (count, end); (0, 0) if no entry is lost.
 
-    ``count``: the number of lost entries, that is, entries that DLedger's checkpoint counts, but
-    that are after the last intact entry. ``end``: the byte offset after the last intact entry.
+    ``count``: number of entries that DLedger's checkpoint counts after the last intact entry.
+    ``end``: byte offset after the last intact entry.
 
     Raises: StoreIOError.
     """

@@ -52,8 +52,8 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """Cached results of `has_record_from`: the offset of the last record that was found, and an
-        offset at or after which no record starts.
+        """Cached results of `has_record_from`: the offset of the last found record, and an offset
+        from which no record starts.
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
@@ -115,10 +115,11 @@ class CommitLog:
         return self.files[number]
 
     def record_at(self, physical: int, size: int | None = None) -> Record | None:
-        """Return the record that starts at ``physical``; None if no record does.
+        """Return the record that starts at ``physical``; None if no record does. Never raises for
+        damage on disk.
 
-        Never raises for damage on disk. ``size`` (from a consumequeue) saves a read; the record
-        must have this size. The body CRC is not checked (`Record.crc_ok`).
+        ``size`` (from a consumequeue) saves a read; the record must have this size. The body CRC is
+        not checked (`Record.crc_ok`).
         """
         raw = self.raw_at(physical, size)
         if raw is None:
@@ -255,11 +256,10 @@ class ProofWindow:
 
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWindow]:
-    """Look up the records at the physical offsets ``offset`` (ascending, unique). ``size``: the
-    number of bytes to read for each record.
+    """Look up the records at the physical offsets ``offset`` (ascending, unique).
 
-    Every record of the request is in exactly one window. A record that is larger than its ``size``
-    is not found.
+    ``size``: for each record, the number of bytes to read. A larger record is not found. Every
+    record of the request is in exactly one window.
     """
     if not len(offset):
         return
@@ -283,12 +283,12 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWind
 def packed_records(log: CommitLog, offset: Array, size: Array,
                    into: Array | None = None) -> tuple[Batch, Array]:
     """Read the records at the physical offsets ``offset`` (ascending, unique), without the bytes
-    between them; return (batch, proved).
+    between them. Return (batch, proved).
 
-    ``batch`` has all of the records in one buffer. ``proved`` is a boolean array: whether each
-    record is complete and has exactly ``size`` bytes. Unreadable records, and records that extend
-    beyond the end of their file, are not proved. ``into``: a reusable buffer (uint8) that is large
-    enough for all records.
+    ``batch``: all of the records in one buffer.
+    ``proved``: boolean array: whether each record is complete and has exactly ``size`` bytes.
+    Unreadable records, and records that extend beyond the end of their file, are not proved.
+    ``into``: a reusable buffer (uint8) that is large enough for all records.
     """
     end = np.cumsum(size)
     start = end - size

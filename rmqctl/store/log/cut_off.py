@@ -1,16 +1,16 @@
-"""The note that a repair writes when it truncates a log, and that is kept while the truncated bytes
-are still in the file.
+"""The note that a repair writes when it truncates a log. It is kept while the truncated bytes are
+still in the file.
 
-A broker that truncates its log keeps the truncated bytes in the file, as well as the entries and
-index entries that point to them (spec: recovery.md §3). A repair that imitates the broker's
-recovery does the same. The repair notes the new end of the log in ``.rmqctl/log-end.json``, with a
-checksum of the truncated bytes. If the checksum still matches, nothing was written since the
-repair, so the truncated bytes are not part of the log.
+A broker that truncates its log leaves the truncated bytes, and the entries that point to them
+(spec: recovery.md §3). A repair that imitates the broker's recovery does the same. It notes the new
+end of the log in ``.rmqctl/log-end.json``, with a checksum of the truncated bytes. If the checksum
+still matches, nothing was written since the repair, and the truncated bytes are not part of the
+log.
 
-Before a writer appends messages, it overwrites the truncated bytes with zeros, which may take many
-writes. Meanwhile the note names a copy of these bytes, and each byte in the file is either the same
-as in the copy, or zero. Once no entry points beyond the end of the log, and before the first
-message is written, the note is deleted.
+Before a writer appends messages, it overwrites the truncated bytes with zeros, in one or more
+writes. Meanwhile the note names a copy of these bytes. Each byte in the file is then either zero or
+the same as in the copy. The note is deleted before the first message is written, when no entry
+points beyond the end of the log.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class CutOff(NamedTuple):
     crc: int
 
     def build(self, copy: str | None = None) -> bytes:
-        """Return the content of the note. ``copy``: the path (inside the store, below `COPIES`) of
-        the copy of the bytes that are being overwritten with zeros.
+        """Return the content of the note.
+
+        ``copy``: path of the copy of the bytes that are being overwritten with zeros; below
+        `COPIES`, relative to the store.
         """
         more = {} if copy is None else {"copy": copy}
         return json.dumps({"format": _FORMAT, **self._asdict(), **more}).encode() + b"\n"

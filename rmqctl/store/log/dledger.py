@@ -2,7 +2,7 @@
 dledger.md §1, §3).
 
 The index has a unit of 32 bytes for each entry; the unit of entry i starts at byte 32 i. Only a
-broker writes units, and a message sender cannot forge them, so each unit proves the position of an
+broker writes units, and a message sender cannot forge them. So a unit proves the position of an
 entry, as a consume queue entry does for a message.
 """
 
@@ -79,8 +79,8 @@ class Node:
                 yield page
 
     def leads(self) -> Iterator[Callable[[], tuple[Array, Array]]]:
-        """Yield, for each page of units, a function that returns the physical offset and size of
-        the records to which the units point.
+        """Yield a function for each page of units. It returns the physical offsets and sizes of the
+        records to which the units point.
         """
         return (partial(_leads, read) for read in self._pages())
 

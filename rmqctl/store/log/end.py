@@ -1,8 +1,8 @@
 """The start and end of the readable log, found without reading all of it.
 
-The last entries of the queues point close to the end of the log. So the scan starts at the records
-to which they point, or at the start of the last file with content. Zeros of preallocated files are
-skipped.
+The last entries of the queues point close to the end of the log. The scan starts at the records to
+which these entries point, or at the start of the last file with content. Zeros of preallocated
+files are skipped.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class LogAndQueues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a log. ``offset``: the physical offset after the last provable record, where the
-    next record would be appended.
+    """The end of a log.
 
-    ``last``: the last provable record, None in an empty log; ``troubles``: the unreadable files.
+    ``offset``: physical offset after the last provable record, where the next record would be
+    appended.
+    ``last``: the last provable record; None in an empty log.
+    ``troubles``: the unreadable files.
     """
 
     offset: int

@@ -45,8 +45,10 @@ class _Mark(NamedTuple):
 class Follower:
     """Yields new messages: each `poll` yields those since the last call and never waits.
 
-    ``folders`` are the log's folders; ``start`` is the physical offset (a record boundary) from
-    which to continue; ``clock`` is monotonic, in seconds; ``witness``: see `GrowingLog`.
+    ``folders``: the log's folders.
+    ``start``: physical offset (a record boundary) from which to continue.
+    ``clock``: monotonic, in seconds.
+    ``witness``: see `GrowingLog`.
     """
 
     def __init__(self, folders: list[str], start: int, report: Report,

@@ -1,11 +1,15 @@
 """The readable part of a log that is being written, divided into slices at record boundaries.
 
 A broker writes front to back with one thread, so everything before a written byte is final. The
-first bytes that are not a complete record normally belong to the record that is being written. They
-count as damage only if the next file is in use, or if nothing has changed for a while and other
-records follow. A following record may be a copy in the body of the record being written, so it
-counts only if consume queue entries and index entries point to it; a broker adds these entries in
-the order of the log. Nothing is locked, and no file stays open between two calls.
+first bytes that are not a complete record normally belong to a record that is being written. They
+count as damage in two cases: the next file is in use, or nothing has changed for a while and other
+records follow.
+
+A following record may be a copy in the body of the record being written. It counts only if consume
+queue entries and index entries point to it, because a broker adds these entries in the order of the
+log.
+
+Nothing is locked, and no file stays open between two calls.
 """
 
 from __future__ import annotations
@@ -65,8 +69,10 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A position without new data. ``head``: the first bytes at the position; ``until``: when (by
-    the clock) the files must be listed again.
+    """A position without new data.
+
+    ``head``: the first bytes at the position. ``until``: when (by the clock) to list the files
+    again.
     """
 
     file: StoreFile
@@ -78,11 +84,12 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of record boundaries.
 
-    ``tell`` is called with a text about skipped bytes. ``lost`` (default: ``tell``) is called with
-    a text about ranges that no file contains any more, or about a log that ends before a position
-    that was already read. ``clock`` is monotonic, in seconds. ``witness`` is called at each check
-    and returns the evidence from the store's entries about the positions of records; without it,
-    only the log itself is read.
+    ``tell`` is called with a text about skipped bytes.
+    ``lost`` (default: ``tell``) is called with a text about ranges that no file contains any more,
+    or about a log that ends before a position that was already read.
+    ``clock`` is monotonic, in seconds.
+    ``witness`` is called at each check and returns the evidence of record positions from the
+    store's entries. Without it, only the log itself is read.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -170,7 +177,7 @@ class GrowingLog:
     def _is_idle(self, position: int) -> bool:
         """Return whether the last check was recent, and no data was added since then.
 
-        An idle log is polled a hundred times a second, so its folders are not listed each time.
+        An idle log is polled a hundred times a second. Its folders are not listed each time.
         """
         idle = self._idle
         if idle is None or idle.position != position or self._clock() >= idle.until:

@@ -78,8 +78,10 @@ class Pages:
         self._borders: Array | None = None
 
     def add(self, read: Callable[[], Pair]) -> None:
-        """Add a page; all pages must be added before the first look-up. ``read`` returns the page's
-        (physical offset, value) pairs in any order that does not change between calls.
+        """Add a page. All pages must be added before the first look-up.
+
+        ``read`` returns the page's (physical offset, value) pairs. Their order is arbitrary, but
+        must not change between calls.
         """
         places, values = read()
         if not len(places):

@@ -37,10 +37,9 @@ class LogSelection(Protocol):
 def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
     """Return the numbers of the files that may contain messages of the range.
 
-    The time range of a file starts at its first record's store time and ends at the first store
-    time of the next file. A broker's clock may have been set back, so a file is omitted only if its
-    time range differs from the requested times by more than `CLOCK_SLACK`. Every message of the
-    remaining files is examined.
+    The time range of a file is from its first record's store time to the next file's first store
+    time. A broker's clock may have been set back. A file is therefore omitted only if its time
+    range differs from the requested times by more than `CLOCK_SLACK`.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -77,9 +76,11 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
                   Page]:
     """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
-    Every damaged span, missing file and unreadable file is reported once. ``advance`` is called
-    with the number of examined bytes, batch by batch. ``left`` returns the parts of a log file that
-    may contain such messages; other parts are not read.
+    Every damaged span, missing file and unreadable file is reported once.
+
+    ``advance`` is called with the number of examined bytes, batch by batch.
+    ``left`` returns the parts of a log file that may contain such messages; other parts are not
+    read.
     """
     # Report files that cannot be opened before anything is read.
     log = view.store.log
@@ -134,8 +135,8 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
 class _Spans:
     """Collects the byte ranges between messages until it is known whether another message follows.
 
-    Zeros and other bytes after the last message are unused space or a record that a broker is
-    writing; between two messages, such bytes are damage.
+    Between two messages, zeros and other bytes are damage. After the last message, they are unused
+    space or a record that a broker is writing.
     """
 
     def __init__(self, view: View, report: Report) -> None:

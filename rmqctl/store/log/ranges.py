@@ -1,9 +1,9 @@
 """The log divided into ranges that several threads process, with results in order.
 
-The first range of a file starts at its start, every other range at the first provable record at or
-after a nominal offset. The exact end of a range is known only after it was scanned. If this end
-differs from the start of the next range, the next range is scanned again from this end. So results
-never depend on the number of threads.
+The first range of a file starts at its start. Every other range starts at the first provable record
+at or after a nominal offset. The exact end of a range is known only after its scan. If the next
+range does not start there, it is scanned again from there. So results never depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ RANGE_SIZE = 64 << 20
 
 
 class LogFileRange(Protocol):
-    """A file of the log (``size`` bytes from physical offset ``base`` on), either as it is on disk
-    or as a repair would leave it.
+    """A file of the log, as it is on disk or as a repair would leave it.
+
+    ``base``: physical offset of the first byte. ``size``: size in bytes.
     """
 
     @property
@@ -41,10 +42,10 @@ F = TypeVar("F", bound=LogFileRange)
 
 @dataclass(frozen=True, slots=True)
 class FileRange(Generic[F]):
-    """Positions ``[start, end)`` of one log file. ``resync``: whether ``start`` may be inside a
-    record.
+    """Positions ``[start, end)`` of one log file.
 
-    ``until``: the end of the zeros that follow ``end``; they also belong to this range.
+    ``resync``: whether ``start`` may be inside a record. ``until``: the end of the zeros that
+    follow ``end``; these zeros also belong to the range.
     """
 
     file: F

@@ -22,17 +22,21 @@ R = TypeVar("R")
 
 MAX_THREADS = 4
 """Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads hardly
-help. Each thread has its own buffers, columns and result, so this maximum also limits memory.
+help.
+
+This maximum also limits memory, because each thread has its own buffers, columns and result.
 """
 _LOOK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield (task, result) in the order of the tasks. ``jobs`` threads (at most `MAX_THREADS`)
-    carry out the tasks. The number of tasks in progress is at most one more than the number of
-    threads, so memory stays flat. When this generator ends, for any reason, all threads have ended;
-    running tasks end at their next read (`rmqctl.scan.stopping`).
+    """Carry out tasks in ``jobs`` threads (at most `MAX_THREADS`). Yield (task, result) in the
+    order of the tasks.
+
+    The number of tasks in progress is at most one more than the number of threads, so memory stays
+    flat. When this generator ends, for any reason, all threads have ended. Running tasks end at
+    their next read (`rmqctl.scan.stopping`).
 
     Raises: the exception of a task, when its result would be yielded.
     """

@@ -2,9 +2,9 @@
 index.
 
 The evidence is used only at damage. The first look-up reads all entries once, and
-`rmqctl.store.log.leads` caches them. Each entry is evaluated separately, so a damaged entry does
-not affect the others. An index file is read only if the range of offsets in its header includes the
-requested one.
+`rmqctl.store.log.leads` caches them. An index file is read only if the range of offsets in its
+header includes the requested offset. Each entry is evaluated separately, so a damaged entry does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NEAR = 8192
 
 class _IndexPages:
     """Index files as evidence. The entries of a file are read at the first look-up of an offset in
-    the range that its header gives.
+    the range of its header.
     """
 
     def __init__(self, files: Iterable[_IndexFileEntries], held: CellCache) -> None:
@@ -224,9 +224,10 @@ class StoreWitness:
         return unit.physical_offset, unit.size
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
-        """Return the physical offset at which a queue began. The queue's entries prove nothing
-        about messages before this offset, because these belong to a deleted queue with the same
-        name.
+        """Return the physical offset at which a queue began.
+
+        Earlier messages belong to a deleted queue with the same name, so the queue's entries prove
+        nothing about them.
         """
         from rmqctl.store.queue.search import begun_at  # only after damage
 
@@ -319,9 +320,9 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness, except for queue offsets that are derived from earlier
-    files. With these queue offsets, reading one file would require reading the previous file, and
-    so on, back to the first file.
+    """The evidence of another witness, without queue offsets that are derived from earlier files.
+
+    Deriving them for one file would require reading all files before it.
     """
 
     def __init__(self, witness: StoreWitness) -> None:

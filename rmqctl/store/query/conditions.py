@@ -61,9 +61,11 @@ def read_condition(given: str | RawCondition, tz: tzinfo,
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The condition ``field operator value``. ``value`` is an int for number fields, a bool for
-    ``crc_ok``, otherwise text. ``any_of``: the alternatives of an ``=`` (topics, or the tags of an
-    expression ``A || B``). ``decoding`` decodes bodies for a condition on one of their fields.
+    """The condition ``field operator value``.
+
+    ``value``: an int for number fields, a bool for ``crc_ok``, else text.
+    ``any_of``: the alternatives of an ``=`` (topics, or the tags of an expression ``A || B``).
+    ``decoding``: decodes bodies for a condition on a body's field.
     """
 
     field: str
@@ -105,8 +107,8 @@ class Condition:
 
     @property
     def cost(self) -> int:
-        """The relative cost of checking the condition: 0 if no text must be extracted from the log,
-        2 if bodies must be decoded, otherwise 1.
+        """The relative cost of checking the condition: 2 if bodies must be decoded, 1 if a text
+        must be extracted from the log, else 0.
         """
         return 2 if self.decoding is not None else int(
             self.field not in INTEGERS and self.field != "topic")

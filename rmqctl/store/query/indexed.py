@@ -137,9 +137,11 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the ranges of those messages at the given physical offsets to which a consume queue
-    entry points. Damaged entries are ignored, that is, entries whose size extends beyond the next
-    message or beyond another of the offsets.
+    """Return the ranges of the messages at the given physical offsets to which a consume queue
+    entry points.
+
+    An entry is ignored as damaged if its size extends beyond the next message or beyond another of
+    the offsets.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)

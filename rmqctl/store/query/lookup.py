@@ -56,10 +56,12 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 
 @dataclass(slots=True)
 class KeyAnswer:
-    """The result of a look-up. ``records``: the messages in the broker's order. ``false_hits``: the
-    number of omitted messages that have another key with the same hash. ``dangling``: physical
-    offsets in the index at which no record can be read. ``behind``: offsets that a broker ignores
-    because they are after the end of its log.
+    """The result of a look-up.
+
+    ``records``: the messages in the broker's order.
+    ``false_hits``: number of omitted messages that have another key with the same hash.
+    ``dangling``: physical offsets in the index at which no record can be read.
+    ``behind``: offsets that a broker ignores, because they are after the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -158,11 +160,10 @@ def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
                   report: Report = lambda _problem: None) -> list[Record]:
-    """Return the messages with a client id (unique key), in the order of the log; the id is looked
-    up in each of ``topics``.
+    """Return the messages with a client id (unique key), in the order of the log.
 
-    The index contains hashes of ``topic#key``, so messages of a topic that is not among ``topics``
-    are not found.
+    The index contains hashes of ``topic#key``. The id is therefore looked up in each of ``topics``,
+    and messages of other topics are not found.
     """
     if vfs.lacks(store.root, "index"):
         return [record for record in _in_log(View(store), "unique_key", unique, None, report)

@@ -1,9 +1,8 @@
-"""Searches for regular expressions from the user in untrusted messages, with a time limit for each
-search.
+"""Regular expression searches in untrusted messages, with a time limit for each search.
 
-Python's ``re`` has no time limit; during a search it holds the GIL and no signal is handled. With
-the pattern ``(a+)+$``, thirty characters in a message would hang a command forever. The package
-``regex`` accepts the same expressions and supports a time limit.
+Python's ``re`` has no time limit. During a search it holds the GIL, and no signal is handled. With
+the pattern ``(a+)+$`` from a user, thirty characters in a message would hang a command forever. The
+package ``regex`` accepts the same expressions and supports a time limit.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ MAX_SECONDS = 5.0
 largest body.
 """
 SECONDS_PER_CHARACTER = 2e-6
-"""The time limit for all searches of one pattern together is `MAX_SECONDS` plus this number of
-seconds for each searched character. Most patterns need a hundredth of that time.
+"""Number of seconds for each searched character. All searches of one pattern together may take
+`MAX_SECONDS` plus this time. Most patterns need a hundredth of that time.
 """
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}

@@ -1,9 +1,11 @@
 """Selection of messages by topic, queue, offset, time, tag, key or any other field, as for `read`.
 
-With a topic, its consume queues are read: their entries decide, so that LMQ and batch queues are
-read correctly. Without a topic, the log is scanned in physical order. In both cases the result is a
-sequence of pages (`pages.Page`), memory does not grow with the store, and damaged or missing parts
-are reported through a callback while reading continues.
+* With a topic, its consume queues are read. Their entries decide, so LMQ and batch queues are read
+  correctly.
+* Without a topic, the log is scanned in physical order.
+
+The result is a sequence of pages (`pages.Page`), so memory does not grow with the store. Damaged or
+missing parts are reported through a callback while reading continues.
 """
 
 from __future__ import annotations
@@ -53,10 +55,13 @@ _SIZE = 2
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The criteria that select messages. ``from_offset`` is a queue offset; ``from_phy`` is
-    inclusive, ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both
-    inclusive. ``starts``: read only these queues, each from its own queue offset; it excludes
-    ``topic`` and ``from_offset``.
+    """The criteria that select messages.
+
+    ``from_offset``: a queue offset.
+    ``from_phy``, ``to_phy``: physical offsets, inclusive and exclusive.
+    ``since``, ``until``: store times in epoch ms, both inclusive.
+    ``starts``: read only these queues, each from its own queue offset; excludes ``topic`` and
+    ``from_offset``.
     """
 
     topic: str | None = None
@@ -190,8 +195,9 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain messages of a topic without queues. It may if the
-        topic has a folder of queues but no queue files, or if no topic of the store has queues.
+        """Return whether the log may contain messages of a topic without queues.
+
+        It may if the topic's folder has no queue files, or if no topic of the store has queues.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
