@@ -1,6 +1,6 @@
 """Folders to which a command may write: the given root, and folders that the user named.
 
-A store may come from an unknown source, and its links, repair journals, settings and parent folder
+A store may come from an unknown source. Its links, repair journals, settings and parent folder
 contain paths. A command reads such a path, but writes to it only if the user named its folder in
 this command.
 """

@@ -95,8 +95,10 @@ def _through_link(path: str) -> RefusedError:
 
 
 def refuse_own_links(root: str) -> None:
-    """Raise RefusedError if a path that only rmqctl writes is a link: ``.rmqctl`` in ``root``, an
-    entry of ``.rmqctl``, a repair's folder, a file or folder of a repair.
+    """Raise RefusedError if a path that only rmqctl writes is a link.
+
+    These paths are ``.rmqctl`` in ``root``, the entries of ``.rmqctl``, a repair's folder, and the
+    files and folders of a repair.
 
     Raises: StoreIOError.
     """
@@ -178,8 +180,8 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Write the parts in order at `offset`; return the number of bytes.
 
-    After a failure, the written part is overwritten with zeros if the system allows it, so that no
-    incomplete record remains after the end of the log.
+    After a failure, the written part is overwritten with zeros if the system allows it. Otherwise
+    an incomplete record would remain after the end of the log.
     """
     total = touched = 0
     try:
@@ -388,7 +390,7 @@ def move(path: str, target: str, *, durable: bool = True) -> None:
     """Move a file or folder to an unused name, durably.
 
     ``path`` and ``target`` must be on one file system. An existing ``target`` is never replaced;
-    missing folders above it are created. Without ``durable`` the caller fsyncs the directory
+    missing parent folders are created. If ``durable`` is False, the caller must fsync the directory
     entries.
 
     Raises: StoreIOError.

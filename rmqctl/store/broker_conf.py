@@ -97,8 +97,8 @@ class BrokerConf:
         contains log files.
 
         A folder below storePathRootDir is looked up below ``root``; any other folder is used
-        unchanged. For a DLedger broker, plain folders contain the log from before it used DLedger
-        (spec: dledger.md §5).
+        unchanged. The plain folders of a DLedger broker contain the log from before the broker used
+        DLedger (spec: dledger.md §5).
         """
         paths = self.commitlog_paths
         if self.dledger:

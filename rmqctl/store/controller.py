@@ -1,8 +1,8 @@
 """The files of the controller mode in a store: epochs, and the broker's identity (spec: dledger.md
 §8, checkpoint-and-small-files.md §5).
 
-An epoch is the part of the log that one master wrote. It begins at the end of the log at the time
-when that broker became master, and ends at the start of the next epoch or at the end of the log.
+An epoch is the part of the log that one master wrote. It begins where the log ended when that
+broker became master. It ends at the start of the next epoch or at the end of the log.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Agreement:
 
 
 def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
-    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs.
+    """Return the agreement of two replicas. ``a_end``, ``b_end``: the ends of their logs.
 
     The consistent point is the end of the greatest epoch that starts at the same offset in both
     replicas. If this epoch ends at different offsets, the consistent point is the smaller offset

@@ -72,8 +72,10 @@ FEATURES: Mapping[str, Feature] = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigField:
-    """A field of a file of ``config/``. ``path``: the keys on the path to the field; ``*`` matches
-    each entry of a table. ``usual``: values with the same effect as a missing field.
+    """A field of a file of ``config/``.
+
+    ``path``: the keys on the path to the field; ``*`` matches each entry of a table.
+    ``usual``: values with the same effect as a missing field.
     """
 
     since: str

@@ -133,8 +133,10 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def node_of(folder: str) -> str | None:
-    """Return the folder of the DLedger node whose data is in ``folder``; None if the name is not
-    that of a node's data folder. The node's folder also contains the index and the checkpoint.
+    """Return the folder of the DLedger node whose data is in ``folder``; None if ``folder`` is not
+    named like a node's data folder.
+
+    The node's folder also contains the index and the checkpoint.
     """
     above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None

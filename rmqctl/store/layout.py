@@ -266,8 +266,8 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             return "file"
         says = ("config/topics" if config == "rocksdb-v1" else "its folder" if left else
                 "the broker's configuration")
-        notes.append(f"the consumequeues were in a RocksDB database, according to {says}, and it "
-                     "is missing (a broker rebuilds it when it starts after an unclean shutdown)")
+        notes.append(f"according to {says}, the consumequeues were in a RocksDB database, which is "
+                     "missing (a broker rebuilds it when it starts after an unclean shutdown)")
         return "rocksdb"
     if not topics:
         return "rocksdb"

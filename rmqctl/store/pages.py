@@ -1,9 +1,9 @@
 """Pages of messages whose fields are computed on demand, column by column.
 
-The number of messages on a page is limited. A page is a view of single records, or of a batch of
-records from the frame scanner; nothing is copied before it is needed. `Page.column` returns the
-fields of the message object. `numbers`, `is_topic` and `candidates` allow conditions to be
-evaluated without building an object for each message.
+A page is a view of single records, or of a batch of records from the frame scanner. The number of
+its messages is limited, and nothing is copied before it is needed. `Page.column` returns the fields
+of the message object. Conditions use `numbers`, `is_topic` and `candidates`, which need no object
+for each message.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _MAX_ROWS = 256
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Return field names from the user without duplicates.
 
-    ``more``: valid names in addition to the fields of the message object; if ``more`` includes
+    ``more``: valid names in addition to the fields of the message object. If ``more`` includes
     `DECODED`, fields of decoded bodies are also valid.
 
     Raises: UsageError that names the valid fields.

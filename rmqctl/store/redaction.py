@@ -1,9 +1,11 @@
 """Redaction of user data in messages: ``--redact``.
 
-Digests replace bodies, keys, unique keys, the values of properties that applications set,
-addresses, and ids and checksums that would reveal any of these. Topics, groups, tags, times,
-offsets, flags and sizes are not redacted. Equal values have equal digests under the same key;
-without the key, a guessed value cannot be tested.
+Digests replace bodies, keys, unique keys, addresses, the values of applications' properties, and
+ids and checksums that would reveal any of these. Topics, groups, tags, times, offsets, flags and
+sizes are not redacted.
+
+Under the same key, equal values have equal digests. Without the key, a guessed value cannot be
+tested.
 """
 
 from __future__ import annotations

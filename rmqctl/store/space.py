@@ -1,8 +1,8 @@
 """The disk usage of a store by structure and topic, and the rate at which its log grows.
 
 The bytes of a topic in the log are the sum of the sizes in its queue entries, so the log need not
-be read. The other bytes of the log have no entry: half messages and rollbacks, blank records,
-unused or damaged bytes.
+be read. No entry exists for the other bytes: half messages and rollbacks, blank records, unused or
+damaged bytes.
 """
 
 from __future__ import annotations

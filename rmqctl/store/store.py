@@ -1,10 +1,12 @@
 """A store directory, opened read-only, and the search for its files.
 
-``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
-writes nothing. If another process holds the lock, what it writes later is ignored
-(`rmqctl.store.live`). Missing and unreadable parts are reported (`troubles`). The settings that
-`init` recorded for a store (`rmqctl.store.store_settings`) are used only if the files do not
-determine a value.
+``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock. It
+writes nothing.
+
+* If another process holds the lock, its later writes are ignored (`rmqctl.store.live`).
+* Missing and unreadable parts are reported (`troubles`).
+* The settings that `init` recorded (`rmqctl.store.store_settings`) are used only for values that
+  the files do not determine.
 """
 
 from __future__ import annotations
@@ -402,8 +404,10 @@ class Store(Closing):
 
     @cached_property
     def left_over(self) -> LeftOver | None:
-        """The stale entries after the end of a DLedger log, which are not part of the log. None if
-        no stale entries exist, if a process writes to the store, or if a file cannot be read.
+        """The stale entries after the end of a DLedger log; they are not part of the log.
+
+        None if no stale entries exist, if a process writes to the store, or if a file cannot be
+        read.
         """
         framed = sorted((file for listed in self._log_listings for file in listed.files
                          if file.head), key=lambda file: file.name)
@@ -697,8 +701,10 @@ class Store(Closing):
         return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
     def index_shape(self) -> tuple[IndexShape | None, str]:
-        """Return (shape of the index files, "") from the newest file that proves a shape; (None,
-        reason) if no file proves one; (None, "") without index files.
+        """Return (shape of the index files, reason).
+
+        The newest file that proves a shape decides. If no file proves one, the result is (None,
+        reason); without index files, (None, "").
         """
         why = ""
         for file in reversed(self.index_listing.files):

@@ -60,8 +60,8 @@ class Alias(NamedTuple):
     needs: Mapping[str, str] = {}
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
-        """Translate the words typed after the alias. Return (the words for rmqctl's command, a note
-        on ignored options or None).
+        """Translate the words typed after the alias. Return (words for rmqctl's command, note on
+        ignored options or None).
 
         Raises: OtherCommandError for an alias that only prints its command; UsageError if no store
         is given.

@@ -49,8 +49,8 @@ Reading a store may create millions of objects.
 
 
 class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
-    """A command of rmqctl. Its help states what it does to the store, and the argument STORE may
-    come from the variable RMQCTL_STORE.
+    """A command of rmqctl. Its help states what it does to the store. RMQCTL_STORE may supply its
+    argument STORE.
     """
 
     spec: CommandSpec

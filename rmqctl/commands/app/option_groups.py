@@ -1,4 +1,4 @@
-"""Option groups: dataclasses that declare options which several commands share.
+"""Option groups: dataclasses that declare options for several commands.
 
 A command has one parameter for a group, such as ``store: StoreOptions``, and receives an instance
 of the dataclass. In the signature that typer reads, the group's options replace this parameter.
@@ -40,8 +40,10 @@ class OptionGroup:
 
 
 class Pick(NamedTuple):
-    """A selection from an option group: the field names of the selected options (None: all), and
-    the defaults that replace the group's own.
+    """A selection from an option group.
+
+    ``names``: field names of the selected options; None: all. ``defaults``: values that replace the
+    group's own defaults.
     """
 
     names: tuple[str, ...] | None

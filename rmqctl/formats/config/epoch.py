@@ -1,7 +1,7 @@
 """``epochFileCheckpoint`` of the controller mode (checkpoint-and-small-files.md §5).
 
-Text: the number of entries, the CRC of the entry lines with their separators (``0``: unchecked),
-then ``epoch-startOffset`` per line.
+A text file: the number of entries; the CRC of the entry lines with their separators (``0``:
+unchecked); then one line ``epoch-startOffset`` for each entry.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def parse(data: bytes) -> list[Epoch]:
 
 
 def stops_broker(data: bytes) -> str | None:
-    """Return the reason why a broker exits when it reads such a file; None if the broker can read
-    the file or its backup.
+    """Return the reason why a broker exits when it reads the file; None if the broker can read the
+    file or its backup.
 
-    Only an IOException (wrong count, wrong CRC, invalid UTF-8) makes the broker read the backup.
-    The NumberFormatException for a missing or non-numeric line is not caught.
+    A broker reads the backup only after an IOException (wrong count, wrong CRC, invalid UTF-8). It
+    does not catch the NumberFormatException for a missing or non-numeric line.
     """
     try:
         data.decode()

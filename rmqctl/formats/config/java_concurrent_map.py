@@ -85,8 +85,8 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
     """Return the buckets of the table after its size is doubled.
 
-    The last nodes of a bucket that all move to the same new bucket keep their order; each earlier
-    node is inserted at the start of its new bucket.
+    At the end of a bucket, nodes that all move to the same new bucket keep their order. Each
+    earlier node is inserted at the start of its new bucket.
     """
     doubled: dict[int, list[_Node]] = {}
     for bucket, nodes in buckets.items():

@@ -1,8 +1,10 @@
-"""Map keys that are objects, which fastjson writes although they are not JSON.
+"""Map keys that are objects. fastjson writes them although they are not JSON.
 
-They occur in the segment tables of tiered storage 5.1.0 and 5.1.1 (tiered.md §16), and in the
-offsets.json of a broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), where the keys are
-queues.
+They occur in two places:
+
+* the segment tables of tiered storage 5.1.0 and 5.1.1 (tiered.md §16);
+* the offsets.json of a broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), where the keys
+  are queues.
 """
 
 from __future__ import annotations

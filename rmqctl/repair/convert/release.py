@@ -1,12 +1,12 @@
 """``convert --for``: prepare a store for brokers of an older release.
 
-Structures that the release reads are kept byte for byte. Structures that it would misread are
-converted to a form that it reads, or removed. A removed record of the log is replaced by a record
-of the same size for which no broker writes an entry, so physical offsets remain valid. Files that
-the release ignores are kept for a later broker, which continues at their ends. Every loss is listed
-with a remedy.
+* Structures that the release reads are kept byte for byte.
+* Structures that it would misread are converted to a form that it reads, or removed.
+* A removed record of the log is replaced by a record of the same size for which no broker writes an
+  entry. Physical offsets remain valid.
+* Files that the release ignores are kept for a later broker, which continues at their ends.
 
-`rmqctl.store.features` defines what each release reads.
+Every loss is listed with a remedy. `rmqctl.store.features` defines what each release reads.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ class _Job:
         members.run()
         if members.common is None and not source.preferred:
             raise RefusedError(
-                f"{source.name}: it has no entry in common with this store: it belongs to another "
-                "group, or no intact entry is left here; nothing is copied from it")
+                f"{source.name}: nothing is copied from it, because it has no entry in common with "
+                "this store. It belongs to another group, or no intact entry is left here")
         # Where they diverge, the user decides.
         last, behind = (-1, 0) if members.common is None else (
             members.common[0], members.common_end)

@@ -1,9 +1,9 @@
 """The first and the end offset of a queue, in two views.
 
-``disk`` (the default everywhere): every entry on disk that points to a record counts, so intact
-messages after damage remain reachable. ``broker``: the state after a broker's recovery, which
-truncates the log at the first record that it cannot read (`rmqctl.broker.view` creates this view;
-spec: consumequeue.md §5-§6).
+* ``disk`` (the default everywhere): every entry on disk that points to a record counts, so intact
+  messages after damage remain reachable.
+* ``broker``: the state after a broker's recovery, which truncates the log at the first record that
+  it cannot read (`rmqctl.broker.view`; spec: consumequeue.md §5-§6).
 """
 
 from __future__ import annotations

@@ -216,8 +216,9 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry continues the chain. ``behind``: the next entry, which may show
-        that the index or term of this entry is wrong.
+        """Return whether an entry continues the chain.
+
+        ``behind``: the next entry, which may show that the index or term of this entry is wrong.
         """
         if not self._follows(link):
             return False
@@ -311,10 +312,11 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the stale entries after the end of the DLedger log in ``files``; None if the log has
-    no stale entries. Only the last file can have stale entries.
+    """Return the stale entries after the end of the DLedger log in ``files``; None without stale
+    entries.
 
-    If DLedger's index points from entry to entry up to the last byte, no entry is read.
+    Only the last file can have stale entries. If DLedger's index points from entry to entry up to
+    the last byte, no entry is read.
 
     Raises: StoreIOError.
     """
@@ -369,8 +371,8 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Return whether DLedger's index points, without a gap, to all entries of the last file up to
-    byte ``used``, and to the last entry of the file before it.
+    """Return whether DLedger's index points to all entries of the last file up to byte ``used``,
+    without a gap, and to the last entry of the file before it.
     """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:

@@ -224,9 +224,9 @@ class GrowingLog:
         """Report once if the log ends before a position that was already reached."""
         end = files[-1].end if files else 0
         if end < position and self._reported != position:
-            self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
-                       "which it was read: it was truncated, recreated or is not mounted; reading "
-                       "resumes when it reaches that offset again")
+            self._lost(f"{self._folders[0]}: the log now ends before physical offset {position}, "
+                       "up to which it was already read. It was truncated, recreated or is not "
+                       "mounted. Reading resumes when the log reaches that offset again")
             self._reported = position
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,

@@ -1,10 +1,10 @@
-"""Cache of the physical offsets to which queue entries or index entries point, in log order.
+"""Cache of pointers, in log order. A pointer is a physical offset to which a queue entry or index
+entry points.
 
-Each such offset is called a pointer here. In a store of usual size, all pointers are read once,
-sorted and kept in memory. For a larger store, the log is divided into ranges, called cells, with
-about the same number of pointers. The pointers of a cell are read and sorted when it is first used,
-and the most recently used cells are kept. Look-ups are mostly in log order, so every page of
-entries is read about once, whatever the number of look-ups.
+In a store of usual size, all pointers are read once, sorted and kept in memory. For a larger store,
+the log is divided into cells: ranges with about the same number of pointers. The pointers of a cell
+are read and sorted when it is first used, and the most recently used cells are kept. Look-ups are
+mostly in log order, so every page of entries is read about once.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ def conditions_of(selection: Selection) -> list[Condition]:
 
 
 class Tail:
-    """The newest messages of a selection; `end` is the physical offset at which the log continues.
+    """The newest messages of a selection.
 
+    ``end``: the physical offset at which the log continues.
     ``follow``: whether the caller continues with `follower`, which then handles an incomplete last
     message.
     """
@@ -179,8 +180,8 @@ class Tail:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _through_queues(self, count: int) -> list[Record] | None:
-        """Return the last messages of the topic before the part of the log that was already read,
-        found through the topic's queues; None if the topic has no queues.
+        """Return the last messages of the topic before the part of the log that was already read;
+        None if the topic has no queues.
         """
         topic = self.selection.topic
         assert topic is not None

@@ -107,10 +107,11 @@ class _IndexFileEntries(NamedTuple):
 
 
 class StoreWitness:
-    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens the store; the witness is
-    picklable if ``opener`` is.
+    """The `rmqctl.scan.source.Witness` of a store. All readers of a log, including threads, share
+    one witness.
 
-    All readers of a log, including threads, share one witness, which handles one look-up at a time.
+    A witness handles one look-up at a time. ``opener`` opens the store; the witness is picklable if
+    ``opener`` is.
     """
 
     def __init__(self, opener: Callable[[], EvidenceStore], given: int | None = None,
