@@ -15,7 +15,7 @@ from rmqctl.errors import RefusedError
 
 
 def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """Return the real paths of the stores that contain one of the folders, without ``roots``.
+    """Return the real paths of the stores, except ``roots``, that contain one of the folders.
 
     A writer in these folders needs the locks of these stores. The search from a folder upwards ends
     at a folder in ``roots``.

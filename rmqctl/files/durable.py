@@ -180,8 +180,8 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Write the parts in order at `offset`; return the number of bytes.
 
-    After a failure, the written part is overwritten with zeros if the system allows it. Otherwise
-    an incomplete record would remain after the end of the log.
+    No incomplete record may remain after the end of the log. After a failure, the written part is
+    therefore overwritten with zeros, if the system allows it.
     """
     total = touched = 0
     try:
@@ -375,8 +375,8 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
 
     Its contents must already be fsynced. `target` may be an empty folder.
 
-    Raises: StoreIOError ``cannot DOING TARGET`` with `errno` ENOTEMPTY, EEXIST or ENOTDIR for any
-    other target.
+    Raises: StoreIOError with the text ``cannot DOING TARGET``. Its `errno` is ENOTEMPTY, EEXIST or
+    ENOTDIR if `target` exists and is not an empty folder.
     """
     sync_folder(folder)
     try:

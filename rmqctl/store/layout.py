@@ -194,14 +194,12 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
               decided: bool = False) -> Layout:
     """Return the layout of the store at ``root``. Never raises.
 
-    ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log.
-    ``store_type``: the value in the broker's own configuration.
+    ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log. It is
+    called only if the store has both consumequeue files and a RocksDB database.
     ``open_database`` opens the database of consumequeues, if it exists, and raises an exception if
     it cannot be read.
+    ``store_type``: the value in the broker's own configuration.
     ``decided``: whether the log consists of exactly ``folders``.
-
-    ``queues_reach_end`` and ``store_type`` are used only if the store has both consumequeue files
-    and a RocksDB database.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}

@@ -288,8 +288,10 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Return the folders that share no file name with the store's own folder, or with a folder that
-    is at least as likely to belong to the log.
+    """Return the folders that have no file name in common with the store's own folder.
+
+    They also have none in common with another folder that is at least as likely to belong to the
+    log.
     """
     taken = own.bases
     chosen: list[_Folder] = []

@@ -116,7 +116,9 @@ class Redaction:
             value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def condition(self, name: str, value: str) -> str:
-        """Return a value with which a field is compared, as it may be shown."""
+        """Return the value of a condition on the field ``name``, redacted unless the field is in
+        `KEPT`.
+        """
         return value if name in KEPT else self.value(value)
 
     def text(self, text: str) -> str:

@@ -208,7 +208,7 @@ def _text(value: Any) -> str:
 
 
 def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
-    """Return the loss without the records that are unchanged at their old positions again."""
+    """Return the loss without the records that were restored, unchanged, at their old positions."""
     if log is None:
         return loss
     back = sum(_is_back(place, log, end) for place in loss.places)

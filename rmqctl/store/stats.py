@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 CLOCK_SKEW = 3_600_000
 """Maximum milliseconds by which the store times in a log are assumed to be out of order.
 
-Files are omitted because of ``--since`` or ``--until`` only beyond this tolerance.
+``--since`` and ``--until`` are extended by this number when the files to read are chosen.
 """
 MAX_RANGE = 1 << 30
 _TASKS_PER_JOB = 4

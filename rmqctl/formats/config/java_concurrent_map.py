@@ -2,7 +2,8 @@
 
 This map differs from a ``HashMap`` (`java_map`) in three ways:
 
-* The table doubles as soon as it is three quarters full; that of a ``HashMap`` when it is fuller.
+* The table doubles as soon as it is three quarters full. A ``HashMap`` doubles its table later,
+  when it is more than three quarters full.
 * Doubling reverses the order of some keys of a bucket.
 * A copy of another map has a larger table than its entries require.
 

@@ -106,7 +106,7 @@ class _Job:
     conflict action, start, end).
     """
     end: int | None = None
-    """The end of a preferred source's log, if the log must be shortened to this end."""
+    """The end of a preferred source's log, if this member's log must be shortened to that end."""
 
     def run(self) -> tuple[Salvage, Planned]:
         self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
@@ -324,8 +324,10 @@ class _Job:
                 self.conflicts += not self.keep_ours
 
     def _trust(self, log: CommitLog, at: int) -> int:
-        """Return the weight of the evidence for an entry: evidence of its message in this store,
-        and header fields that have the values that brokers write.
+        """Return the weight of the evidence for an entry.
+
+        The evidence is that of its message in this store, and header fields with values that
+        brokers write.
         """
         place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
         head = None if place is None else whole_entry(*place)

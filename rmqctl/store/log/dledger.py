@@ -79,8 +79,8 @@ class Node:
                 yield page
 
     def leads(self) -> Iterator[Callable[[], tuple[Array, Array]]]:
-        """Yield a function for each page of units. It returns the physical offsets and sizes of the
-        records to which the units point.
+        """Yield a function for each page of units. The function returns the physical offsets and
+        sizes of the records to which the units point.
         """
         return (partial(_leads, read) for read in self._pages())
 
