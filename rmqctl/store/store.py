@@ -102,7 +102,7 @@ def _near(root: str) -> str:
     if not vfs.is_remote(root) and {"points", "small"} <= {*_names(root)}:
         return f"; it is a backup, which is read by its URL: file://{os.path.abspath(root)}"
     if any(map(parse_cluster, _names(root))):
-        return "; it is a tier: run `rmqctl verify` to check it"
+        return "; it is a tier, which `rmqctl read`, `stats`, `verify` and `export` accept"
     stores: list[str] = []
     folders = [root]
     for _ in range(2):

@@ -159,7 +159,7 @@ class FlatFile:
                                 min(length, segment.end - offset))
         if len(data) < length and number + 1 < len(self.segments):
             after = self.segments[number + 1]
-            # A broker reads the next segment even if it does not begin where this one ends.
+            # After a gap, a broker returns bytes of other offsets; they are not returned here.
             if after.usable and after.base == offset + len(data):
                 data += self.reader.read(after.path, 0, min(length - len(data), after.usable))
         return data
