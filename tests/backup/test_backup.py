@@ -549,7 +549,7 @@ def test_damaged_entries_are_not_restored(harm: str, growing: Callable[[int, int
         file.unlink()
     else:
         damage.flip_bit(root, str(file.relative_to(root)), 3, 3)
-    assert "the first T0/0" in rmqctl("backup", root, backup).expect(0).err
+    assert "the first: T0/0" in rmqctl("backup", root, backup).expect(0).err
     restore(str(backup), str(tmp_path / "new"), point=read_points(str(backup))[0].id)
     assert messages(tmp_path / "new") == messages(root)
     assert not findings(tmp_path / "new")
