@@ -1,8 +1,8 @@
 """Number of messages sent and delivered in the last minute, hour and day, for administration tools.
 
-Spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA. Counts are recorded at intervals of 10 seconds, 10
-minutes or one hour. The sum for a period is the difference between the current count and the
-period's oldest record.
+Counts are recorded every 10 seconds for the minute, every 10 minutes for the hour, and every hour
+for the day. The sum for a period is the difference between the current count and the period's
+oldest record. Spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The properties string of a message: ``key 0x01 value 0x02 …`` (spec: commitlog.md §5).
 
-The string can be parsed by two rules. The newer rule (4.9.1+, 5.x) reads all valid output of older
-writers, and is used by readers. The older rule predicts what an old broker reads.
+The string can be parsed by two rules. Readers use the newer rule (4.9.1+, 5.x), which reads all
+valid output of older writers. The older rule predicts what an old broker reads.
 """
 
 from __future__ import annotations

@@ -213,10 +213,11 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return the index entries of each message that has an entry for a key that is not its own.
+    """Return, by physical offset, the index entries of each message with an entry for a foreign
+    key.
 
-    The dictionary's keys are physical offsets. Entries are included only if they are in the chain
-    of their slot and in the order of the log.
+    A foreign key is not a key of the message. Only entries that are in the chain of their slot and
+    in the order of the log are returned.
     """
     if not store.index_listing.files:
         return {}

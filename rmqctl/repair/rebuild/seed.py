@@ -1,4 +1,4 @@
-"""Copy the data that a rebuild needs from the store, because the log does not contain it.
+"""Copy from the store the data that a rebuild needs, but the log does not contain.
 
 Entries of expired messages are kept. In batch queues and the index, rebuilt entries follow them. A
 plain queue is rebuilt from its first message in the log, with padding entries before it as in a
@@ -96,9 +96,9 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     """Remove the entries of messages that end after physical offset ``done`` from the scratch
     folder.
 
-    The last entries may be incomplete. In a queue with only padding, the padding may also be
-    incomplete and would misplace the first entry; it is removed, too. Removed entries are rebuilt.
-    Raises: StoreIOError.
+    The last entries may be incomplete. If a queue has only padding, the padding is removed, too:
+    incomplete padding would misplace the first entry. Removed entries are rebuilt. Raises:
+    StoreIOError.
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)

@@ -3,7 +3,7 @@
 A half message waits in the half topic. An op message with the half message's queue offset ends the
 transaction. A commit first stores the message in its own queue, then the op message.
 
-Memory only keeps the transactions without a stored op message.
+Ended transactions are kept in memory only until their op message is stored.
 """
 
 from __future__ import annotations
