@@ -1,11 +1,10 @@
 """Recommended next steps for a store, in order, and problems that no command repairs.
 
-A step is offered only if it would change something. `RepairOutlook` describes the effect of a
-planned repair. No step loses data that the previous step kept. So the order is:
+A step is offered only if it would change something (`RepairOutlook`). No step loses data that the
+previous step kept, so the order is:
 
 * restoring from another copy
-* repairing the store without a copy; for damage at the end of the log, truncation is offered before
-  fillers
+* repairing the store without a copy (at the end of the log, truncation before fillers)
 * consumer offsets
 * commands that only read
 """

@@ -1,12 +1,11 @@
 """Effect of damage, a broker startup or a repair on consumers: one record per group and queue.
 
 The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan). The consumer offsets
-are read from ``config/``. Queues are read only where an offset requires it.
+are read from ``config/``, and queues only where an offset requires it.
 
-A broker writes offsets to disk every 5 s (``flushConsumerOffsetInterval``). So after an unclean
-shutdown, some messages after an offset may already have been consumed; it is unknown which ones.
-Broadcast consumers keep their offsets themselves. With POP, an offset covers delivered messages,
-acknowledged or not.
+After an unclean shutdown, some messages after an offset may already have been consumed, because a
+broker writes offsets only every 5 s (``flushConsumerOffsetInterval``). Broadcast consumers keep
+their offsets themselves. With POP, an offset covers delivered messages, acknowledged or not.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Diagnosis:
     * `lock`: the process that has locked the store
     * `profile`: contents of the log, if requested
     * `outlook`: effects of a repair, if one was planned
-    * `backup`: path of a backup of the store, the time of its newest restore point (epoch ms), and
-      the number of damaged ranges that the store had then
+    * `backup`: a backup of the store: its path, the time of its newest restore point (epoch ms),
+      and the number of damaged ranges at that time
     """
 
     findings: VerifyResult[Coverage]

@@ -1,12 +1,12 @@
 """Messages that consumer groups received by POP and did not acknowledge.
 
-A broker writes a check point for each delivery, and a record for each acknowledgement, to a revive
-topic. These records wait in the timer until the messages become visible again. Then the broker
-reads the revive topic from the offset of its revive group on. It puts messages without an
-acknowledgement into a retry topic of the consumer group.
+A broker writes deliveries (check points) and acknowledgements to a revive topic. These records wait
+in the timer until the messages become visible again. Then the broker reads the revive topic from
+the offset of its revive group on, and puts messages without an acknowledgement into a retry topic
+of the consumer group.
 
-With ``popConsumerKVServiceEnable``, the broker instead keeps a record for each message in
-``kvStore/`` until the message is acknowledged. spec: timer-and-others-5x.md §6.
+With ``popConsumerKVServiceEnable``, the broker keeps a record for each message in ``kvStore/``
+instead, until the message is acknowledged. spec: timer-and-others-5x.md §6.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class PopState:
 
 def popped(store: Store, now: int, report: Report = lambda _problem: None,
            wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
-    """Return the messages that were delivered but not acknowledged, by group, topic and queue.
+    """Return the delivered but unacknowledged messages, sorted by group, topic and queue.
 
     ``now``: epoch ms.
     ``wanted``: selects the deliveries to include.

@@ -1,10 +1,9 @@
 """Unfinished transactions, by their half messages (spec: recovery.md §10).
 
 An op message ends the half messages that it names. A broker checks the other half messages, from
-the offset of its check group on. For a check, the broker appends the half message again and asks
-the producer for the outcome. So a transaction may have several half messages, which share the
-producer's unique key. A message that was checked too often or is too old is moved to a separate
-topic.
+the offset of its check group on: it appends the half message again and asks the producer for the
+outcome. So a transaction may have several half messages, with one unique key. A message that was
+checked too often or is too old is moved to a separate topic.
 """
 
 from __future__ import annotations

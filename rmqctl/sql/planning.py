@@ -197,10 +197,10 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
     """Return the files that may contain messages with store times in ``[since, until]`` (ms).
 
-    The store times of a file's first two records decide. No CRC covers a store time, so a file is
-    skipped only if the two records agree. Times in a file are assumed to be in order, with
-    deviations of at most `CLOCK_SKEW`. If the first records of the files are not in order of time,
-    the broker's clock is unreliable, and all files are returned.
+    A file is skipped only if the store times of its first two records agree, because no CRC covers
+    a store time. Times in a file are assumed to be in order, with deviations of at most
+    `CLOCK_SKEW`. If the files themselves are not in order of time, the broker's clock is
+    unreliable, and all files are returned.
     """
     if (since is None and until is None) or len(log.files) < 2:
         return log.files

@@ -3,14 +3,13 @@
 A log file is cut at arbitrary positions. The seam of a cut is the start of the first frame at or
 after the cut.
 
-Tasks of a data source cannot communicate. So the two tasks on either side of a cut call the same
-function, whose result depends only on the file. The function looks for an *anchor*: a record before
-the cut that its consume queue entry points to. (A record forged inside a message body has no such
-entry.) From the anchor, the function walks the frames up to the cut; the seam is the end of this
-walk.
+Tasks cannot communicate, so the tasks on the two sides of a cut compute its seam in the same way,
+from the file alone. They look for an *anchor*: a record before the cut that its consume queue entry
+points to. (A record forged inside a message body has no such entry.) The seam is the end of a walk
+over the frames from the anchor to the cut.
 
-The task that reads the range before the cut fails if its own walk does not end at the seam
-(`walk_range`). So a wrong seam ends the job, and never silently loses or duplicates a record.
+The task before the cut fails if its own walk does not end at the seam (`walk_range`). So a wrong
+seam never silently loses or duplicates a record.
 """
 
 from __future__ import annotations
@@ -96,13 +95,12 @@ class Seams:
     def at(self, cut: int) -> int:
         """Return the seam of ``cut``: the start of the first frame at or after this position.
 
-        A walk over the complete file would find the same frame. The walk to the cut starts at the
-        first available of these positions:
+        The result is the frame that a walk over the complete file would find. The actual walk
+        starts at the first available of these positions:
 
         * a proven record at most 16 MiB before the cut
         * the file's start, if the cut is near it
-        * unproven records, found by resync at several distances before the cut, if the walks from
-          all of them end at the same seam
+        * unproven records at several distances before the cut, if all their walks end at one seam
         * the file's start
 
         Raises: StoreIOError if the file cannot be read or has shrunk.

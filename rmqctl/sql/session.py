@@ -1,12 +1,11 @@
 """SQL queries on the tables of stores, run by DuckDB in this process.
 
-Each time DuckDB's plan scans a table, DuckDB requests the table and receives a stream of record
-batches. Nothing is copied into a database. DuckDB would read complete tables, so `query_needs`
-first determines which columns and rows a query needs. DuckDB then applies all conditions again.
+For each scan of a table, DuckDB receives a stream of record batches; nothing is copied into a
+database. `query_needs` determines the columns and rows that a query needs, because DuckDB would
+read complete tables. DuckDB then applies all conditions again.
 
-The streams are Python generators, which DuckDB runs in its own threads. A `QuerySession` waits
-until these threads have ended: a thread that still ran at exit would call an interpreter that no
-longer exists.
+The streams are Python generators that run in threads of DuckDB. A `QuerySession` waits for the end
+of these threads: at exit, they would call an interpreter that no longer exists.
 """
 
 from __future__ import annotations

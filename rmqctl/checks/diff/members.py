@@ -1,8 +1,7 @@
 """Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
 
-Two entries are the same if their index, term, byte offset and all bytes are equal. If two members
-have an entry with the same index and term, their logs are the same up to this entry. If the bytes
-of the two entries differ, one of the entries is damaged.
+Two entries are the same if index, term, byte offset and all bytes are equal. If only index and term
+are equal, one of the two entries is damaged, and the logs are the same up to this entry.
 
 Where the terms differ, the logs diverge: two leaders wrote entries, and the group keeps the entries
 of the majority. Only entries that are recorded as committed are certain to be kept.
@@ -149,8 +148,8 @@ class DifferingEntries(NamedTuple):
 class Members:
     """The comparison: call `run`, then read the results.
 
-    * ``common``: index, term and byte offset of the last entry before the logs of the members
-      diverge
+    * ``common``: index, term and byte offset of the last entry that all members have before their
+      logs diverge
     * ``parted``: the entries where they diverge
     * ``runs``: the first ``most`` runs of differing entries
     * ``count``: number of entries in all runs

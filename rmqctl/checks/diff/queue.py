@@ -1,9 +1,9 @@
 """Comparison by queue offset of two stores whose physical offsets differ (rebuilt, migrated).
 
-Both logs are read in parallel, in the order of store times. A message is represented by 24 bytes: a
-key (topic, queue id, queue offset), a digest of its content and its position. These bytes are kept
-until the same key appears in the other log. So memory depends on how much the order of messages
-differs between the logs, not on their size.
+Both logs are read in parallel, in the order of store times. A message is represented by 24 bytes,
+which are kept until the other log has the same message: a key (topic, queue id, queue offset), a
+digest of the content, and the position. So memory depends on how much the order of messages
+differs, not on the size of the logs.
 
 An earlier pass determines the range of queue offsets of each store. Messages outside the range of
 the other store are not kept.

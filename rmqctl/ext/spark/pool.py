@@ -1,10 +1,8 @@
 """A pool on Spark: executors run the tasks, and the driver receives the results in order.
 
-Several small tasks run in one Spark task (`packed`). A result is a pickled value, which the Java
-side does not decode. The function and the tasks are sent once (broadcast). Spark repeats a failed
-task and uses one result per task.
-
-The job is an RDD job: with ``mapInArrow``, the SQL engine would delay the first job by 2 to 3 s.
+Several small tasks run in one Spark task (`packed`). A result is a pickled value. The function and
+the tasks are sent once (broadcast). Spark repeats a failed task and uses one result per task. The
+job is an RDD job: with ``mapInArrow``, the SQL engine would delay the first job by 2 to 3 s.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Checks of the entries of a DLedger log (spec: dledger.md §2, §3, §7).
 
 The checks cover the headers of the entries, the chain of their indexes and terms, and the units of
-DLedger's index. The messages inside the entries are checked like the messages of any other log.
-
-`EntryTally` collects the entries of each range of the log during the pass, and is merged like the
-results of ranges. `entry_findings` reports faults in the entries, and contradictions with DLedger's
-checkpoint and index.
+DLedger's index. `EntryTally` collects the entries of each range of the log during the pass.
+`entry_findings` reports faults in the entries, and contradictions with DLedger's checkpoint and
+index.
 """
 
 from __future__ import annotations

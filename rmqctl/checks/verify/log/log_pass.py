@@ -395,15 +395,14 @@ class MessageChecks:
                      skipped: bool = False) -> None:
         """Add the entries that messages should have in the further queues that they name.
 
-        Some of these entries may legally be missing. A 5.x broker assigns queue offsets to messages
-        of some topics without dispatching them (apache/rocketmq#8693). An older broker, which may
-        have written the store before, dispatches them.
+        Some of these entries may legally be missing: a 5.x broker assigns queue offsets to messages
+        of some topics without dispatching them (apache/rocketmq#8693). An older broker dispatches
+        them.
 
         An entry does not count as missing in two cases:
 
         * The broker's settings may have kept it from writing such entries.
-        * The broker ignores the queues that the message names, because their list is too short
-          (``skipped``).
+        * The broker ignores the message's queues, because their list is too short (``skipped``).
         """
         message, names, offsets = further
         if not len(message):

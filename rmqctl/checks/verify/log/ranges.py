@@ -1,9 +1,8 @@
 """The log pass over a whole log: in one piece, or cut into ranges for several threads.
 
 A range starts at the first provable record at or after the cut. The previous range must end exactly
-at the start of this record. If it does not, for example because of a forged record inside a body,
-the later range is read again from the true boundary. So the result never depends on the number of
-threads.
+there. If it does not, for example because of a forged record inside a body, the later range is read
+again from the true boundary. So the result does not depend on the number of threads.
 """
 
 from __future__ import annotations

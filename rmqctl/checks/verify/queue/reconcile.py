@@ -146,14 +146,14 @@ class LeftOverRows:
     def _settle_gaps(self) -> None:
         """Accept the entries after a gap in the queue offsets of the log.
 
-        A broker appends such an entry at the end of the queue, so the entry has a lower queue
-        offset than its message (`ConsumeQueue.putMessagePositionInfo`). Three conditions follow:
+        A broker appends such entries at the end of the queue, at lower queue offsets than their
+        messages (`ConsumeQueue.putMessagePositionInfo`). Three conditions follow:
 
         * Each run of entries begins where the previous run ends.
         * No later entry is at the queue offset of its message.
         * No other message has a queue offset inside the gap.
 
-        If a run does not meet these conditions, its messages and all later messages become claims
+        If a run does not meet these conditions, its messages and all later ones become claims
         again.
         """
         tally = self.tally
@@ -335,16 +335,15 @@ class QueueReconciler(LeftOverRows):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Remove and report the claims of messages that have a queue offset, but by design no
-        entry.
+        """Remove and report claims of messages for which a broker may have written no entry.
 
-        5.x writes no entry if enableLmq is on and enableMultiDispatch is off. After a restart, it
-        assigns queue offsets from the end of the entries again. So the entry at such a queue offset
-        may belong to a later message.
+        With enableLmq, but without enableMultiDispatch, 5.x assigns queue offsets without writing
+        entries. After a restart, 5.x assigns these queue offsets again, so the entry at such an
+        offset may belong to a later message.
 
         If this queue offset has no entry, the entry was lost or was never written. The two cases
-        can be distinguished only if enableMultiDispatch is known to be off. (A setting that is on
-        now may have been off when the message was stored.)
+        can be distinguished only if enableMultiDispatch is known to be off. If the setting is on
+        now, it may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

@@ -25,8 +25,8 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
     ``places``: physical offsets of messages without an entry in the light queue ``key``.
 
     Messages between the same two entries of this queue form a group. Multi-dispatch was on for a
-    whole group if an entry of another light queue points between the group's first and last
-    message.
+    whole group if an entry of another light queue points to any position from the group's first to
+    its last message.
     Raises: StoreIOError.
     """
     if not places:

@@ -1,11 +1,12 @@
 """Checks of the timer of 5.x: timer log, wheel, timercheck and commitlog, against each other.
 
-A broker flushes the files in the order log, wheel, timercheck; the checks read them in the reverse
-order. So even while a broker is running, no file is read before a file that refers to it.
+A broker flushes log, wheel and timercheck in this order, and the checks read them in the reverse
+order. So no file is read before a file that refers to it, even while a broker is running.
 
 A unit that points to no intact message is wrong, unless the consume queue of the timer topic has
-the same entry. In that case, the message is damaged or missing in the commitlog. spec:
-timer-and-others-5x.md §1.
+the same entry. In that case, the message is damaged or missing.
+
+spec: timer-and-others-5x.md §1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Checks of the timer wheel: each slot by itself, then compared with the units of the timer log.
 
-Slots are never cleared, only overwritten in a later round of the wheel. So a past slot whose units
-have expired is legal. The slot of a time points to its newest unit, and each unit to the previous
-unit. If a slot or a unit points to a unit with another time, only the one that nothing else
-confirms is reported.
+Slots are only overwritten in a later round of the wheel, so a past slot whose units have expired is
+legal. The slot of a time points to its newest unit, and each unit to the previous unit. If a slot
+or a unit points to a unit with another time, only the one that nothing else confirms is reported.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5.
 """

@@ -1,13 +1,14 @@
 """Rebuild consume queues and index from the log on a pool of workers.
 
-The resulting files are identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
+The resulting files are identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`. The work has
+three parts:
 
-* First, a task for each range of the log writes the derived entries to a spool, by group of queues.
-* Then tasks write the queues of a group, or some index files, from the spools in log order.
-* The driver only checks the boundaries between ranges, sums the results, and moves folders.
+* A task for each range of the log writes derived entries to a spool, by group of queues.
+* Further tasks write the queues of a group, or some index files, from the spools.
+* The driver checks the boundaries between ranges, sums the results, and moves folders.
 
-All workers must see stores and scratch folder under the same paths. The spools need about 60 bytes
-per message on the disk of the scratch folder.
+All workers must see stores and scratch folder under the same paths. Spools need about 60 bytes of
+the scratch folder's disk per message.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
                progress: Callable[[int], None] | None = None,
                batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
                range_size: int | None = None, groups: int | None = None) -> Rebuilt:
-    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, without files of an interrupted run.
+    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`; reuse no files of an interrupted run.
 
     ``range_size``: number of bytes of the log that a task reads (default: depends on log and pool).
     ``groups``: number of tasks that write queues. The two values do not change the result.

@@ -1,8 +1,8 @@
 """Sorted runs of rows: files by which tasks pass rows to a single writer.
 
-The writer merges the runs in bounded memory. A run is an Arrow IPC stream. Its first two columns,
-``key`` and ``position``, determine the order of all rows of a job; no two rows have the same key
-and position. Runs are in a folder that the driver and all executors can access. Only runs whose
+A run is an Arrow IPC stream; the writer merges the runs in bounded memory. The first two columns,
+``key`` and ``position``, determine the order of all rows of a job, and no two rows have equal
+values in them. Runs are in a folder that the driver and all executors can access. Only runs whose
 names a task returned are used.
 """
 

@@ -1,9 +1,9 @@
 """Follow growing stores and read each message exactly once (``spark.readStream``).
 
-An offset of the stream contains a physical offset for each store. The log was read up to this
-physical offset, which is always the end of a frame. The end of the next batch is found by scanning
-frames from there, so no task searches for the start of a record. The rows of a batch depend only on
-its two offsets and on the logs.
+An offset of the stream contains the physical offset up to which each store's log was read. It is
+always the end of a frame. The end of the next batch is found by scanning frames from there, so no
+task searches for the start of a record. The rows of a batch depend only on its two offsets and on
+the logs.
 """
 
 from __future__ import annotations

@@ -3,14 +3,9 @@
 A unit points to exactly one message, so consume queues can be divided between any two units. Commit
 logs are scanned only for messages that no unit points to (``orphans=include``).
 
-A message is returned under these conditions:
-
-* A unit points to it.
-* Its physicalOffset, size and queue offset match the unit.
-* Its topic and queue match the folder.
-
-If files that were planned are missing, the job fails and the error names them. Files that were
-added after planning are not read.
+A message is returned if physicalOffset, size and queue offset match its unit, and topic and queue
+match the folder. The job fails if planned files are missing. Files that were added after planning
+are not read.
 """
 
 from __future__ import annotations

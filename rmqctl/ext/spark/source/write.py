@@ -1,9 +1,9 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
-Tasks check their rows, sort them and write them to files in a folder next to the target. The driver
-and all executors must see this folder. The commit writes the rows in order to a store in that
-folder, flushes the store to disk, and publishes it by one rename. After a failure before the
-rename, the target does not exist.
+Tasks check and sort their rows, and write them to files in a folder next to the target. The driver
+and all executors must see this folder. The commit writes the rows in order to a store in the
+folder, flushes the store, and publishes it by one rename. After a failure before the rename, the
+target does not exist.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
                keep_queue_offsets: bool = False) -> int:
     """Create the store from the rows of all runs and publish it; return the number of messages.
 
-    Rows with a column ``record`` are stored as recorded, other rows are put as new messages. Queue
-    offsets that do not continue their queue are replaced, unless ``keep_queue_offsets`` is set. A
+    Rows with a column ``record`` are stored as recorded, other rows are put as new messages.
+    Without ``keep_queue_offsets``, queue offsets that do not continue their queue are replaced. A
     warning contains the number of these messages.
     Raises: RefusedError for a row that the store cannot contain; StoreIOError. After an error,
     nothing is published.
