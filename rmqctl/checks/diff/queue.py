@@ -86,8 +86,6 @@ class _WaitingMessages:
 
 
 class _SideStream:
-    """The state of reading the log of one store."""
-
     def __init__(self, side: Side) -> None:
         self.side = side
         self.batches = side.frames(side.end)

@@ -118,7 +118,7 @@ class Gaps:
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
         """Add the next entries that are not all zeros; return the holes that these entries prove.
 
-        A hole is the index of its first entry, and its number of entries.
+        A hole is returned as the index of its first entry and its number of entries.
         ``number``: indices of the added entries, ascending.
         ``valid``: whether each of them is valid.
         """

@@ -86,8 +86,6 @@ class _Log:
 
 
 class _CompactedQueue:
-    """A queue of a compacted topic."""
-
     def __init__(self, store: Store, topic: str, queue: str, held: bool) -> None:
         self._folders = {part: store.path(FOLDER, part, topic, queue) for part in (LOG, QUEUE)}
         self._topic, self._queue, self._held = topic, int(queue), held

@@ -62,7 +62,7 @@ def headline(diagnosis: Diagnosis, say: Say) -> Headline:
 
 
 def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[StoryPart]:
-    """Return the story, from what was checked to what to do."""
+    """Return the parts of the report's text, from what was checked to what to do."""
     diagnosis = facts.diagnosis
     return [
         StoryPart(say("What was checked"), _looked_at(facts, say, moment)),

@@ -229,7 +229,6 @@ class SoundPass:
         self._set(messages=0)
 
     def _count(self, result: RangeResult, count: int) -> None:
-        """Count the intact messages of the run."""
         size, sealed = self._get("bytes"), bool(self._get("sealed"))
         first, end = self._get("first"), self._get("end")
         result.messages += count

@@ -59,8 +59,6 @@ def check(store: Store, log_end: int, *, live: bool = False,
 
 
 class _BatchQueueCheck:
-    """The check of the entries of one queue, file by file."""
-
     def __init__(self, store: Store, queue: BatchQueue, log_end: int, live: bool,
                  in_damage: Callable[[int], bool]) -> None:
         self._store, self._queue, self._log_end, self._live = store, queue, log_end, live

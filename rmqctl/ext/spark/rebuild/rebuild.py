@@ -141,8 +141,6 @@ class _Share:
 
 
 class _PoolRebuild:
-    """A rebuild on a pool."""
-
     def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
                  scratch: Scratch, wanted: frozenset[str], topic: str | None, queue: int | None,
                  batch_topics: frozenset[str], log_end: int | None, groups: int | None) -> None:

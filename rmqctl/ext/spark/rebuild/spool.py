@@ -1,5 +1,4 @@
-"""Spool files, by which tasks of a rebuild that read the log pass entries to tasks that write
-files.
+"""Spool files of a rebuild, between the tasks that read the log and the tasks that write files.
 
 A spool is a sequence of segments of numeric columns, followed by a directory of the segments. Each
 segment belongs to one group. A spool is used in a single run on one kind of machine, so columns are

@@ -106,8 +106,6 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
 
 
 class _RunCursor:
-    """A cursor in a run that is being merged."""
-
     def __init__(self, folder: str, run: SortedRun) -> None:
         self.path = os.path.join(folder, run.name)
         try:
