@@ -33,8 +33,9 @@ class OffsetRuns:
         return bool(len(self._runs) or self._parts)
 
     def add(self, offsets: Array, counts: Array | None = None) -> None:
-        """Add queue offsets (int64, in any order). ``counts``: number of consecutive offsets to add
-        from each offset on. Values that cannot be queue offsets are ignored.
+        """Add queue offsets (int64, in any order). Values that cannot be queue offsets are ignored.
+
+        ``counts``: number of consecutive offsets to add from each offset on.
         """
         runs = np.empty((len(offsets), 2), np.int64)
         runs[:, 0] = offsets

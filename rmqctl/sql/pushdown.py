@@ -20,8 +20,8 @@ from rmqctl.scan.frames import Array, Batch, gather
 class Filters:
     """Conditions on rows; a row must meet all of them. None means no condition.
 
-    ``since`` and ``until`` (store time, ms) are inclusive; ``start`` and ``end`` are physical
-    offsets, ``end`` is exclusive.
+    * ``since``, ``until``: store times (ms), inclusive
+    * ``start``, ``end``: physical offsets; ``end`` is exclusive
     """
 
     topics: frozenset[bytes] | None = None

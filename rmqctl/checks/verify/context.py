@@ -149,9 +149,9 @@ class Context:
         None if the offset is unknown, or if all entries must be on disk: queues in files, or after
         a clean shutdown.
 
-        A broker writes entries in log order, without a write-ahead log. So the checkpoint on disk
-        shows which entries are on disk; later entries are only in the broker's memory (rocksdb.md
-        §4).
+        A broker writes entries in log order, without a write-ahead log, and flushes the two column
+        families together. So the checkpoint on disk shows which entries are on disk. Later entries
+        are only in the broker's memory (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):

@@ -193,8 +193,8 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 
 def _leads_to(plan: NewStore, name: str) -> bool:
-    """Return whether ``name`` is a folder of the log, or a parent folder that contains only folders
-    of the log and their parents.
+    """Return whether ``name`` is a folder of the log, or contains only such folders and their
+    parents.
     """
     logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 

@@ -65,10 +65,10 @@ class _UnknownLeafError(Exception):
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
-    """Return, for each table (the source's option ``table``), what its scans need; None if unknown.
+    """Return what the scans of each table need, by the source's option ``table``; None if unknown.
 
-    ``plan`` is an optimised logical plan (Java). A table that is missing in the result was
-    optimised away.
+    ``plan``: an optimised logical plan (Java). A table that is missing in the result was optimised
+    away.
     """
     scans: dict[str, Scans] = {}
     try:
@@ -83,7 +83,7 @@ def _visit(node: Any, above: set[int] | None, conditions: list[Any],
     """Collect the scans below a node.
 
     ``above``: ids of the columns that nodes above this node use, None for all columns.
-    ``conditions``: conditions that are true for every row of the node's output that is used.
+    ``conditions``: conditions that all used rows of the node's output meet.
     """
     name = node.getClass().getSimpleName()
     if name == _SCAN:

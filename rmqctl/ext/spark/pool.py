@@ -50,8 +50,9 @@ _SIGNS = (
 class SparkPool:
     """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
-    ``jobs``: number of tasks that the cluster runs at a time. ``watch``: receives the progress.
-    ``kernels``: names of the kernels that tasks have used (`rmqctl.kernel.name`).
+    * ``jobs``: number of tasks that the cluster runs at a time
+    * ``watch``: receives the progress
+    * ``kernels``: names of the kernels that tasks have used (`rmqctl.kernel.name`)
     """
 
     def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:

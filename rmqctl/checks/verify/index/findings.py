@@ -254,8 +254,9 @@ def read_slots(source: FileSource, shape: IndexShape) -> Array:
 
 
 class _ReachedEntries:
-    """Entries that slots or links point to: a flag byte for each entry, and the entries that are
-    reached more than once.
+    """Entries that slots or links point to.
+
+    Each entry has a flag byte. Entries that are reached more than once are collected.
     """
 
     def __init__(self, entries: int) -> None:

@@ -101,7 +101,8 @@ def _by_place(place: Array, hashes: Array) -> Array:
 class KeyCheck:
     """Comparison of the keys of messages, added block by block in log order, with index entries.
 
-    It stops at the first unreadable entries, which the check of the index files reports.
+    The comparison stops at the first unreadable entries, which the check of the index files
+    reports.
     """
 
     def __init__(self, entries: AllIndexEntries, start: int) -> None:

@@ -173,7 +173,7 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 def _contradicted(context: Context) -> Iterator[Finding]:
     """Yield findings for intact records that consume queues and index contradict.
 
-    Such records are searched for near messages whose entry points elsewhere, and near the positions
+    The search covers two places: near messages whose entry points elsewhere, and near the positions
     that unmatched entries point to.
     """
     store = context.store

@@ -396,8 +396,8 @@ class MessageChecks:
         """Add the entries that messages should have in the further queues that they name.
 
         Some of these entries may legally be missing: a 5.x broker assigns queue offsets to messages
-        of some topics without dispatching them (apache/rocketmq#8693). An older broker dispatches
-        them.
+        of some topics without dispatching them (apache/rocketmq#8693). An older broker, which may
+        have written the store before, dispatches them.
 
         An entry does not count as missing in two cases:
 

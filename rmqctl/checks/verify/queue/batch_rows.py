@@ -111,7 +111,9 @@ class _BatchQueueCheck:
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
     def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
-        """Yield the findings for entries of one file. ``rows``: the entries that are not all zeros.
+        """Yield the findings for entries of one file.
+
+        ``rows``: the entries that are not all zeros.
         ``index``: their numbers in the file.
         """
         good: Array = np.ones(len(rows), bool)
@@ -144,8 +146,9 @@ class _BatchQueueCheck:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Yield a finding for each run of entries that point beyond the end of the log, and remove
-        these entries from ``good``.
+        """Yield a finding for each run of entries that point beyond the end of the log.
+
+        These entries are removed from ``good``.
         """
         ahead = good & (rows["physical_offset"] >= self._log_end)
         if not self._store.log.files:

@@ -56,8 +56,10 @@ _MAX_AHEAD = 1 << 20
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield the findings for the timer. ``log_end``: the physical offset after the commitlog's last
-    record. ``in_damage``: whether a physical offset is in a damaged part of the log.
+    """Yield the findings for the timer.
+
+    ``log_end``: the physical offset after the commitlog's last record.
+    ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     records = TimerRecords(store, store.log.end if log_end is None else log_end, in_damage)
@@ -339,8 +341,9 @@ class TimerRecords:
         self._lost += units["physical_offset"][rows[:5]].tolist()[:5 - len(self._lost)]
 
     def _queued(self, units: Array, rows: Array) -> Array:
-        """Return a boolean array: whether the timer topic's consume queue has an entry with the
-        message offset and size of each unit.
+        """Return a boolean array: whether the timer topic's consume queue confirms each unit.
+
+        The queue must have an entry with the unit's message offset and size.
         """
         queue = self._store.known_queue(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)

@@ -164,8 +164,9 @@ class TimerLog:
     # -- looking back -------------------------------------------------------------------------
 
     def time_of(self, units: Array) -> Array:
-        """Return the wheel slot time of each unit: the low 32 bits of its time divided by the
-        precision of the wheel.
+        """Return the wheel slot time of each unit.
+
+        This is the low 32 bits of the unit's time divided by the precision of the wheel.
         """
         times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
         return times

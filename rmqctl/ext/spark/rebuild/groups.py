@@ -189,8 +189,10 @@ def there(column: Array | None) -> Array:
 
 
 def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
-    """Return four columns: physical offset and store time of each message; number of the message
-    and hash of each key, in index order. None without keys.
+    """Return four columns; None without keys.
+
+    * physical offset and store time of each message
+    * number of the message and hash of each key, in index order
     """
     starts = np.cumsum([0, *(len(piece) for piece in some)])
     keys = [(piece.key_row + start, piece.key_hash)

@@ -72,8 +72,8 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
                 segments: Iterable[Segment], key_row: int, scratch: Scratch) -> int:
     """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
-    ``segments``: the segments of the log in order. ``key_row``: number of the first segment's first
-    entry (see `begin`).
+    ``segments``: the segments of the log in order.
+    ``key_row``: number of the first segment's first entry (see `begin`).
     Raises: StoreIOError.
     """
     shape = shape_of(settings)

@@ -20,8 +20,9 @@ def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> li
 
 
 def estimate(options: ReadOptions) -> tuple[int, int]:
-    """Return the number of partitions and the total number of bytes of a read with these options
-    and without filters from Spark.
+    """Return the number of partitions and the total number of bytes of a read.
+
+    Filters from Spark are not considered.
     """
     items = _items(options, options.filters)
     return len(partitions(items, options, None)), sum(item.weight for item in items)
