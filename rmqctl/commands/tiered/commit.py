@@ -27,10 +27,10 @@ def command(
 ) -> int:
     """Complete an interrupted upload to a tier.
 
-    Torn entries at the end of consume queues are cut; complete messages after the last entry that
-    continue the queue get entries, and a torn message after them is cut. Cut bytes are kept below
+    Cuts torn entries at the end of consume queues. Complete messages after the last entry get
+    entries if they continue the queue; a torn message after them is cut. Cut bytes are kept below
     DIR/.rmqctl. Then all files are flushed to disk and the metadata is updated. Nothing is
-    uploaded; `rmqctl tiered dispatch` does the same for its queues first. For other damage, use
+    uploaded: `rmqctl tiered dispatch` does the same before it uploads. For other damage, use
     `rmqctl tiered recover`.
 
         rmqctl tiered commit /mnt/tier

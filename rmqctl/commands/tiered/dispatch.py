@@ -107,11 +107,11 @@ def command(
 ) -> int:
     """Upload a local store's messages to a tier; no broker may run on the store.
 
-    Reads the messages, and writes DIR, the metadata (config/tieredStoreMetadata.json) and the index
-    files (tiered_index_file/), the last two in STORE or where --metadata points. A broker can
-    continue the upload. A damaged message stops its queue (exit code 1), not the others. The next
-    run completes an interrupted one. Times are those of the messages, even where a broker misreads
-    them (IPv6 hosts).
+    Writes the messages to DIR. The metadata (config/tieredStoreMetadata.json) and the index files
+    (tiered_index_file/) are written in STORE, or where --metadata points. A broker can continue the
+    upload. A damaged message stops its queue (exit code 1), not the others. The next run completes
+    an interrupted upload. Times are those of the messages, even where a broker misreads them (IPv6
+    hosts).
 
         rmqctl tiered dispatch STORE /mnt/tier --broker broker-a
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
