@@ -82,8 +82,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """Yield (feature, loss) for data that only this feature contains and that a broker of the
-    release does not read.
+    """Yield (feature, loss) for each feature whose data a broker of the release does not read. Data
+    that also exists elsewhere is not lost.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),

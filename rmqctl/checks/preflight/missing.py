@@ -87,8 +87,8 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """Return the lost messages from the physical offset ``end`` on that entries, index and
-    committed offsets prove.
+    """Return the lost messages at or after the physical offset ``end``. Entries, index and
+    committed offsets prove these messages.
 
     A repair that truncates the log at ``end`` removes this evidence. Raises: StoreIOError,
     UsageError.

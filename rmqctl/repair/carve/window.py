@@ -56,7 +56,7 @@ class Window:
     def hold(self, position: int, length: int) -> bool:
         """Load ``[position, position + length)``; return whether the entire range exists.
 
-        If bytes of the range are missing, a complete chunk is read from ``position`` on.
+        If a part of the range is not loaded yet, a complete chunk is read from ``position`` on.
         """
         wanted = min(position + length, self.size)
         if not (self.start <= position and wanted <= self.end):

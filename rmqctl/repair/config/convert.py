@@ -153,8 +153,9 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
                  scratch: Scratch) -> list[Create]:
     """Build a database with ``values`` (by JSON file name) in ``scratch``.
 
-    Return the steps that create its files in ``folder`` (relative to the root). RocksDB opens the
-    folder as a database only when the last file exists. Raises: MissingExtraError, StoreIOError.
+    Return the steps that create the database's files in ``folder`` (relative to the root). RocksDB
+    opens the folder as a database only when the last file exists. Raises: MissingExtraError,
+    StoreIOError.
     """
     os.makedirs(scratch.path(FOLDER), exist_ok=True)
     families = _second(values) if form == "rocksdb-v2" else _first(*values.items())
