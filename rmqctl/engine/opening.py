@@ -187,9 +187,9 @@ def sizes_of(settings: Settings) -> Sizes:
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
     """Return the lock that a writer of the store needs; it is not taken yet.
 
-    The writer may write below the root, in the log folders that the user named, and in the folders
-    ``outside`` (relative to the root or absolute). If such a folder is in another store, the lock
-    includes that store's lock.
+    Besides the root, the writer may write to the log folders that the user named, and to the
+    folders ``outside`` (relative to the root or absolute). If another store contains such a folder,
+    the lock includes that store's lock.
 
     Raises: RefusedError if a log folder, or a link in a path that a broker writes, points outside
     of these folders.
@@ -255,12 +255,12 @@ def untrusted_index(store: Store, state: LogState,
     """Return (index files that cannot be trusted, the physical offset from which to index again).
 
     After an unclean shutdown, files that end after ``trusted_until`` (the checkpoint's index time)
-    may be torn. A broker deletes such files and indexes only the part of the log that its recovery
-    reads, so keys are lost. A file with messages after the end of the log is never trusted. A
-    broker would not index new messages before the end of such a file.
+    may be torn. A broker deletes such files and indexes only a part of the log again, so keys are
+    lost. A file with messages after the end of the log is never trusted: a broker would not index
+    new messages up to that file's end.
 
-    The returned offset is the start of the first untrusted file, or the end of the log if all files
-    are trusted.
+    The offset is the start of the first untrusted file, or the end of the log if all files are
+    trusted.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
@@ -345,13 +345,12 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Copy the bytes after the end of the log in its last file, then zero them.
+    """Copy the bytes after the end of the log in its last file, then zero them, in blocks.
 
     These bytes are the rest of the last write of a killed process, or the END_OF_FILE record of the
-    last file. A broker does not change them. But after a shorter record, the remaining bytes would
-    look like damage. The bytes may fill an entire file, so they are copied and zeroed in blocks.
+    last file. A broker leaves them, but after a shorter record they would look like damage.
 
-    ``cut_off``: whether a repair truncated these bytes. Then a note on them stays until
+    ``cut_off``: whether a repair truncated these bytes. If so, a note on them stays until
     `forget_cut_off` removes it.
 
     Raises: StoreIOError.

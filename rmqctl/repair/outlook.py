@@ -15,8 +15,8 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 MAX_LOG_SIZE = 4 << 30
-"""Maximum size in bytes of a log for which advice computes a plan. A plan reads the log once more,
-and writes queues and index into a temporary folder.
+"""Maximum size in bytes of a log for which advice computes a plan. A plan has to read the log, and
+to write queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
 """Maximum number of fillers, from the end of the log backward, at which a truncation is tried."""
@@ -46,7 +46,7 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
     `MAX_LOG_SIZE`, or if planning fails for a reason outside the store.
 
     ``categories``: categories of the store's findings. ``starts_well``: whether a broker starts on
-    the store without loss; its abort file is then harmless.
+    the store without loss. If so, a plan that only moves the abort file aside changes nothing.
     """
     if store.log.size > MAX_LOG_SIZE:
         return None

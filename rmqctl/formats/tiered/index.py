@@ -116,12 +116,12 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: size in bytes of the seal. In the compacted form, the seal follows the items and is
-BEGIN_MAGIC. In the open form, it ends the file: END_MAGIC in a sealed file, otherwise -1.
+"""5.1.x: size in bytes of the seal at the end of the file. In the compacted form, the seal is
+BEGIN_MAGIC. In the open form, it is -1, or END_MAGIC once the file is sealed.
 """
 OLD_SPARE = 12
-"""5.1.x: number of unused bytes between the items and the seal in the open form. A broker computes
-the file size with a header of 40 bytes, that of another kind of file, but positions with 28 bytes.
+"""5.1.x: number of unused bytes before the seal in the open form. A broker computes the file size
+with a header of 40 bytes, that of another kind of file, instead of 28.
 """
 
 MAX_SIZE = (1 << 31) - 1

@@ -1,10 +1,10 @@
 """Decide where a damaged record ends, and where the log continues after it.
 
-A message body may contain *frames*: bytes that read as an intact record, with the right physical
-offset, CRC and queue offset. So a frame after damage is either a record of the log or a part of the
-damaged record's body. The sender of a body cannot change the record around the body. Nor can a
-sender create a consume queue entry or an index entry for a frame in the body. So four cases are
-distinguished, from the strongest proof to none:
+A *frame* is a sequence of bytes that reads as an intact record, with the right physical offset, CRC
+and queue offset. A sender can put frames into a message body. So a frame after damage is either a
+record of the log or a part of the damaged record's body. But a sender cannot change the record
+around the body, and cannot create consume queue entries or index entries for frames in the body.
+So four cases are distinguished, from the strongest proof to none:
 
 1. A consume queue entry points to the damaged record. The size in the entry equals the record's
    size field, or the size calculated from the record's length fields. No frame inside is a record

@@ -99,13 +99,12 @@ class Leads:
         """Return whether there is enough evidence against records to which no entry points.
 
         A single damaged entry, or a single record with damaged keys, is not enough. Nor are entries
-        that point elsewhere if nothing else contradicts the records: a page of the consume queue
-        may be damaged.
+        that point elsewhere, if nothing else contradicts the records. ``besides``: number of other
+        facts against the records.
 
-        ``besides``: number of other facts against the records. Missing index keys of several
-        records count once, because they may have a common cause. Missing consume queue entries also
-        count once, but only if another entry points to the record's offset with another size.
-        Without such an entry, a broker may have skipped the record after damage.
+        Missing index keys of several records count once, because they may have a common cause.
+        Missing consume queue entries count once if another entry points to the record's offset with
+        another size. Without such an entry, a broker may have skipped the record after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
