@@ -136,8 +136,8 @@ def _abort_pid(store: Store) -> int | None:
 
 
 def _sizes(store: Store) -> Document:
-    """Return the sizes that a broker's configuration sets, as the files show them (None:
-    unknown).
+    """Return the sizes that a broker's configuration sets, determined from the files; None:
+    unknown.
     """
     queues = [queue for queue in store.known_queues.values() if queue.files]
     # A queue of several files proves its file size; a single file may be truncated.
@@ -162,8 +162,8 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Return texts that describe gaps in the log, and folders that look like parts of the log but
-    were not given.
+    """Return the troubles of the log: gaps, and folders that look like parts of the log but were
+    not given.
     """
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]

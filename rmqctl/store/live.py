@@ -86,10 +86,11 @@ def take(store: SnapshotStore) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """Return the index files to which a broker may be writing.
+    """Return the index files to which a broker may be writing:
 
     * the last files by name;
-    * the last files by the offsets to which they point: these differ if a clock was set back;
+    * the last files by the offsets to which they point, which are other files if a clock was set
+      back;
     * files without entries.
     """
     ends: list[tuple[int, StoreFile]] = []

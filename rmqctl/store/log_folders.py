@@ -201,7 +201,7 @@ def is_store(folder: str) -> bool:
 
 
 def _configured(root: str) -> Iterator[str]:
-    """Yield the log folders that a broker's configuration file near the store names."""
+    """Yield the log folders that are named in a broker's configuration file near the store."""
     above = os.path.dirname(root)
     for folder in (root, os.path.join(root, "conf"), above, os.path.join(above, "conf")):
         for entry in _entries(folder, 16 * _MAX_FOLDERS):
@@ -306,8 +306,10 @@ def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
 
 
 def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return the folders without which the log has a gap or lacks offsets to which consumequeue
-    entries point.
+    """Return the folders that belong to the log.
+
+    Most consumequeue entries for such a folder point to records. A folder without entries must fill
+    a gap, or have a low rank.
     """
     rows = list(_sampled_rows(root)) if folders else []
     proofs = [(folder, _led_to(folder, rows)) for folder in folders]

@@ -142,7 +142,6 @@ class _Text:
         return len(self._escaped[:position].encode("utf-8", "surrogateescape"))
 
     def note(self, kind: str, position: int, detail: str) -> None:
-        """Record an oddity at character ``position``."""
         if len(self.oddities) < MAX_ODDITIES:
             self.oddities.append(Oddity(kind, self.byte_offset(position), detail))
 

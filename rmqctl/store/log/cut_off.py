@@ -90,8 +90,8 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 
 def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
-    """Return whether each byte from ``now.end`` to ``now.used`` is zero or equal to its byte in the
-    copy that the note names.
+    """Return whether each byte from ``now.end`` to ``now.used`` is zero, or the same as in the copy
+    that the note names.
     """
     copy = document.get("copy")
     if not isinstance(copy, str) or vfs.normpath(copy) != copy or not copy.startswith(

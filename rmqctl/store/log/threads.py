@@ -68,8 +68,6 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
 
 
 class _Slot(Generic[T, R]):
-    """A task and its result."""
-
     __slots__ = ("_done", "_error", "_result", "task")
 
     def __init__(self, task: T) -> None:

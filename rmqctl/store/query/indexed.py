@@ -137,8 +137,7 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the ranges of the messages at the given physical offsets to which a consume queue
-    entry points.
+    """Return the ranges of the messages at ``places``, if a consume queue entry points to them.
 
     An entry is ignored as damaged if its size extends beyond the next message or beyond another of
     the offsets.

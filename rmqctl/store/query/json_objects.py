@@ -158,7 +158,6 @@ class _Bodies:
         return [json_bytes(body) for body, _ in encoded]
 
     def add(self, name: str) -> None:
-        """Add the field ``body`` or ``body_encoding``."""
         if name == "body":
             self._cells.add(self._encoded)
         else:
