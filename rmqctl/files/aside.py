@@ -1,7 +1,7 @@
 """Folders for replaced contents, because rmqctl never deletes data of a store.
 
 * ``.rmqctl/aside``: replaced files and bytes.
-* ``.rmqctl/kept``: an unreadable topics.json.
+* ``.rmqctl/kept``: unreadable files of ``config/``, such as topics.json.
 
 Files that a plan moves aside are kept with its journal: see `rmqctl.repair.executor.journal`.
 """
