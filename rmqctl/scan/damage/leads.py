@@ -118,9 +118,9 @@ class Leads:
     def against(self, record: Record) -> tuple[int, int, bool]:
         """Return the amount of evidence against a record, in three parts:
 
-        1. 1 if the entry for its queue offset points elsewhere, 0 otherwise.
-        2. The number of statements in the list below that are true.
-        3. Whether the index has none of its keys, but has keys for later records.
+        * 1 if the entry for its queue offset points elsewhere, otherwise 0;
+        * the number of true statements in the list below;
+        * whether the index has none of its keys, but has keys for later records.
 
         The statements:
 

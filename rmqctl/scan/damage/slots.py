@@ -194,8 +194,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return the number of missing messages for each frame: the sum over all queues of the number
-    at the queue's first frame from this frame on.
+    """Return a number for each frame: the missing messages of all queues. Each queue counts with
+    the number at its first frame from this frame on.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
