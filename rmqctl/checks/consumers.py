@@ -104,12 +104,13 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Return whether the group misses a message, receives one twice, or has an offset beyond
-        the end.
+        """Return whether the group is affected.
 
-        Messages lost before its offset do not count: the group has already received them. An offset
-        of the delay service beyond the end of the queue does not count either: the broker moves it
-        back.
+        An affected group misses a message, receives a message twice, or has an offset beyond the
+        end of the queue. Two cases do not count:
+
+        * messages lost before the offset: the group has already received them
+        * an offset of the delay service beyond the end of the queue: the broker moves it back
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk

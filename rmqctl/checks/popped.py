@@ -378,8 +378,7 @@ class _DeliveryJudge:
             yield PoppedMessage(state, delivery, offset, record)
 
     def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
-        """Return a message, and the state that says why it cannot be delivered again ("" if it
-        can).
+        """Return a message, and the state that prevents another delivery ("" if none does).
 
         The message is None if it is missing.
         """

@@ -214,8 +214,7 @@ class Starting:
 
 
 def starting(text: str | None) -> Starting:
-    """Parse the option ``startingOffsets``: ``earliest`` (the default), ``latest``, or a JSON
-    object.
+    """Parse the option ``startingOffsets``: ``earliest`` (default), ``latest``, or a JSON object.
 
     The object maps stores to a physical offset, ``earliest`` or ``latest``.
     Raises: UsageError for anything else.

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """The frames of a log file that begin in ``[start, end)``; the two bounds may be inside a
-    frame.
+    """The frames of a log file that begin in ``[start, end)``; the bounds may be inside a frame.
 
     * ``store``, ``file``: values of the columns of these names
     * ``last``: whether all bytes from ``end`` on are zero; they then belong to this piece

@@ -302,8 +302,7 @@ def _about(side: Side) -> dict[str, Any]:
 
 
 def shares_offsets(a: Side, b: Side) -> bool:
-    """Return whether a few samples show the same messages at the same physical offsets in both
-    logs.
+    """Return whether samples show the same messages at the same physical offsets in both logs.
 
     * Same file size: most records of any sample must agree (a slave may have diverged later).
     * Different file sizes: all records must agree.

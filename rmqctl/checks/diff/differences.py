@@ -180,8 +180,9 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Return the fields that differ, in the order of the record: name, value in ``a``, value in
-    ``b``.
+    """Return the fields that differ, by name: their values in ``a`` and in ``b``.
+
+    The fields are in the order of the record.
 
     ``ignored``: fields that are not compared. With `PLACE`, three further things are not compared:
 

@@ -49,10 +49,10 @@ class StartRepairs(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """Return INFO if all of these releases repair the finding, or if its entries are only
-        unflushed.
+        """Return INFO if all of these releases repair the finding.
 
-        Otherwise return "": the finding then has the severity of its category.
+        Also return INFO if the finding's entries are only unflushed. Otherwise return "": the
+        finding then has the severity of its category.
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 

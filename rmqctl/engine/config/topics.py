@@ -268,8 +268,7 @@ class Topics(ConfigTable):
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
-        """Return the configuration of a topic; create the topic as a broker does on its first
-        message.
+        """Return the configuration of a topic; create the topic as a broker does on first use.
 
         A new topic is a copy of the topic ``model``. It has the number of ``queues`` that the
         producer requests, but not more than the model. The configuration of a system topic is

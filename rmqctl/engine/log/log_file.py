@@ -168,8 +168,7 @@ class BufferPool:
 
 
 class PooledFile(LogFile):
-    """A file whose appended bytes go to a buffer of ``pool`` until `commit` writes them to the
-    file.
+    """A file whose appended bytes stay in a buffer of ``pool`` until `commit` writes them.
 
     The buffer is taken at the first append and returned when the full file is committed. After the
     closing blank, a broker also writes the buffer's old content; here these bytes remain zero.

@@ -58,8 +58,7 @@ _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
           options: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the result of a query: a lazy DataFrame that reads only the needed parts of the
-    stores.
+    """Return the result of a query: a lazy DataFrame that reads only what the query needs.
 
     ``options``: further options of the data source.
     Raises: UsageError with Spark's message for an invalid query, and for statements that change

@@ -123,8 +123,7 @@ class LeftOverRows:
                     self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
-        """Determine whether skipped queue offsets explain that entries of a light queue are too
-        early.
+        """Determine whether skipped queue offsets explain why entries of a light queue are early.
 
         A broker may skip queue offsets. If it skipped n offsets before an entry, the entry may be
         up to n positions too early. If the beginning of the log was not read, n is unknown.
@@ -200,8 +199,7 @@ class LeftOverRows:
             self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
-        """Return a boolean array: whether this run has read the part of the log that each entry
-        points to.
+        """Return a boolean array: whether this run has read the place that each entry points to.
 
         Return True if the run has read the whole log.
         """

@@ -352,8 +352,7 @@ class ExpectedEntries:
 
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
-        """Return a boolean array: whether each message belongs to an earlier queue with the same
-        name.
+        """Return a boolean array: whether each message belongs to an earlier queue of this name.
 
         Such a message is before the first message of this queue.
         """

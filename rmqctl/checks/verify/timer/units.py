@@ -172,10 +172,10 @@ class TimerLog:
         return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
-        """Return two arrays for positions of the timer log: whether each unit is known, and its
-        `time_of`.
+        """Return two arrays for positions of the timer log: which units are known, and their times.
 
-        The units of the files read last are known, except units passed to `forget`.
+        A time is the result of `time_of`. The units of the files read last are known, except units
+        passed to `forget`.
         """
         is_known: Array = np.zeros(len(position), bool)
         out: Array = np.zeros(len(position), np.uint32)

@@ -68,8 +68,7 @@ _READING = 0.7
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return a plan of `plan_recover` that repairs only the consume queues and the index of a
-    store.
+    """Return a plan of `plan_recover` that repairs only consume queues and index of a store.
 
     ``options.only`` can restrict it to one of them. They are rebuilt on ``pool``.
     ``partitions``: number of ranges of the log.

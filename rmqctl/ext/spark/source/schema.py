@@ -33,8 +33,7 @@ def spark_field(field: pa.Field) -> StructField:
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
-    """Return the Arrow schema that Spark expects for a requested schema, and the table's column
-    names.
+    """Return the Arrow schema that Spark expects for a requested schema, and the column names.
 
     The case of names is ignored, as in Spark.
     Raises: UsageError with the columns that do not exist or have other types.

@@ -162,8 +162,7 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield an item for each segment of the consume queue, with the number of bytes of its
-    messages.
+    """Yield an item for each segment of the consume queue, with the size of its messages.
 
     The number is an estimate: all messages are assumed to have the same size.
     """
@@ -281,8 +280,7 @@ class _UnitMessages:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether the bytes at ``physical_offset`` look like a message of ``size`` bytes or
-        a coda.
+        """Return whether a message of ``size`` bytes or a coda seems to be at ``physical_offset``.
 
         Only then is it worthwhile to read the message.
         """
