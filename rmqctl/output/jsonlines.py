@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
@@ -25,6 +25,8 @@ _MIN_FAST_ROWS = 256
 """Minimum number of rows for which loading a faster encoder saves time."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
+_TEXTS: Mapping[type, Callable[[Any], str]] = {str: json.encoder.encode_basestring, int: str}
+"""Functions that return the JSON text of a value, for the types of most values."""
 
 # In an indented document a flat object or list up to this length stays on one line.
 _LINE_CHARS = 100
@@ -78,24 +80,31 @@ def _fast() -> Any:
 
 def _indented(value: Any, margin: str = "") -> str:
     """Return indented JSON text. Short flat objects and lists are on one line."""
-    if isinstance(value, Mapping):
-        items = [_lead(str(key)) for key in value]
+    kind = type(value)
+    if kind is dict or isinstance(value, Mapping):
+        leads = [_lead(str(key)) for key in value]
         values = list(value.values())
         opening, closing = "{", "}"
-    elif isinstance(value, list | tuple):
+    elif kind is list or isinstance(value, list | tuple):
         values = list(value)
-        items = [""] * len(values)
+        leads = [""] * len(values)
         opening, closing = "[", "]"
     else:
-        return str(value) if type(value) is int else _encode(value)
-    if not any(isinstance(item, Mapping | list | tuple) and item for item in values):
+        return _encode(value)
+    # A flat object or list, if it fits on one line. Types are compared before classes, for speed.
+    kinds = set(map(type, values))
+    if kinds <= _SCALARS or not any(
+            item and (type(item) in _CONTAINERS or isinstance(item, Mapping | list | tuple))
+            for item in values if type(item) not in _SCALARS):
         line = _encode(value)
         if not values or len(margin) + len(line) <= _LINE_CHARS:
             return line
-    inner = margin + "  "
-    body = ",\n".join(
-        f"{inner}{lead}{_indented(item, inner)}" for lead, item in zip(items, values, strict=True)
-    )
+    # Every other one has a line for each value.
+    inner, text_of = margin + "  ", _TEXTS.get
+    body = ",\n".join([
+        f"{inner}{lead}{text_of(type(item), _encode)(item)}" if type(item) in _SCALARS
+        else f"{inner}{lead}{_indented(item, inner)}"
+        for lead, item in zip(leads, values, strict=True)])
     return f"{opening}\n{body}\n{margin}{closing}"
 
 
