@@ -113,7 +113,7 @@ def test_a_time_behind_the_damage_that_ends_the_log(tmp_path: Path) -> None:
     store = store_of(tmp_path, writer)
     plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",
                  *JSON).expect(0).json()
-    assert any("so run it first" in note for note in plan["notes"])
+    assert any("Run `rmqctl recover` first" in note for note in plan["notes"])
     assert all("that startup keeps" in one["reason"] for one in plan["actions"])
     run("recover", store, *SIZES, "--apply", "--yes").expect(1)
     plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",

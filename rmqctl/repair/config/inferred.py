@@ -151,9 +151,8 @@ def topic(store: Store, name: str) -> InferredTopic | None:
     shown = sorted(kind for kind, count in types.items() if count)
     kind = shown[0] if len(shown) == 1 else "MIXED" if shown else ""
     entry |= {"readQueueNums": seen[name], "writeQueueNums": seen[name]}
-    notes = [(f"{name}: messages, queues or offsets show {seen[name]} queues; further queues, perm,"
-              " order, filter type and other attributes are unknown and get perm 6 and a broker's "
-              "defaults")]
+    notes = [(f"{name}: messages, queues or offsets show {seen[name]} queues; further queues are "
+              "unknown. Perm (6), order, filter type and other attributes are a broker's defaults")]
     if odd:
         notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
                      "are not counted as queues")

@@ -307,10 +307,10 @@ class _Mender:
         if kind.name == "topics.json":
             topics, seen = inferred.topics(self._store, self._generation, self._table)
             return self._with(export, kind, topics, {"queues_seen": seen}, (
-                f"{path}: {{}}perm, order, filter type, attributes and queues that no message or "
-                "offset shows are unknown: topics get the values that a broker gives a topic "
-                "created by sending (4 queues, perm 6). Topics without messages are missing; "
-                "deleted topics come back if their files still exist"))
+                f"{path}: {{}}perm, order, filter type and attributes are unknown, as are queues "
+                "without messages or offsets. Topics get a broker's defaults for a topic created "
+                "by sending (4 queues, perm 6). Topics without messages are missing; deleted "
+                "topics come back if their files still exist"))
         if kind.name == "subscriptionGroup.json":
             groups, evidence = inferred.groups(self._store, self._generation, self._table,
                                                sorted(self._groups))

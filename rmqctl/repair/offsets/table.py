@@ -231,9 +231,9 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:
-        notes.append(f"a broker truncates this log at {cut[0]}, at the first record it cannot "
-                     "read, and these offsets count only the messages before it; `rmqctl "
-                     f"recover` keeps records up to {cut[1]}, so run it first")
+        notes.append(f"a broker truncates this log at {cut[0]}, the first record it cannot read. "
+                     "These offsets count only earlier messages. Run `rmqctl recover` first: it "
+                     f"keeps records up to {cut[1]}")
     notes += [f"{file.main.fault()}; reading the other offsets from {file.backup.path}, as a "
               "broker does" for file in files if file.fell_back]
     if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues):
