@@ -152,7 +152,8 @@ def topic(store: Store, name: str) -> InferredTopic | None:
     kind = shown[0] if len(shown) == 1 else "MIXED" if shown else ""
     entry |= {"readQueueNums": seen[name], "writeQueueNums": seen[name]}
     notes = [(f"{name}: messages, queues or offsets show {seen[name]} queues; further queues are "
-              "unknown. Perm (6), order, filter type and other attributes are a broker's defaults")]
+              "unknown. The perm, order, filter type and other attributes are also unknown: a "
+              "broker's defaults are used (perm 6)")]
     if odd:
         notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
                      "are not counted as queues")
