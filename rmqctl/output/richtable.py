@@ -60,8 +60,8 @@ STYLES = {
 
 
 class _Paper(io.StringIO):
-    """A buffer for rich's output. It reports the encoding of the real stream, which determines
-    whether box characters can be used.
+    """A buffer for rich's output. The buffer reports the encoding of the real stream: this encoding
+    determines whether box characters can be used.
     """
 
     def __init__(self, encoding: str) -> None:

@@ -215,8 +215,8 @@ def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
     """Yield the loss of delayed messages that are never delivered.
 
-    The broker refuses topic names that are too long, and retries their messages forever. All later
-    messages of the same delay level wait.
+    A broker that refuses a long topic name retries the message forever. All later messages of the
+    same delay level wait.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}

@@ -40,8 +40,8 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Minimum number of undecided records that make their common shift the shift of a log, if no log
-was found in the source.
+"""Minimum number of undecided records with the same shift for which this shift counts as a log's.
+Applies if no log was found in the source.
 """
 
 
