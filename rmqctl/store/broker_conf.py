@@ -237,7 +237,7 @@ class _Reading:
         if re.fullmatch("[+-]?[0-9]+", value) and 0 < int(value[:20]) <= _INT_MAX:
             return int(value)
         self._notes.append(f"{key} is {value!r}, which Java does not read as a number (expected 1 "
-                           f"to {_INT_MAX}, nothing after it): a broker uses its default")
+                           f"to {_INT_MAX}, without a unit): a broker uses its default")
         return None
 
     def _integer(self, key: str) -> int | None:

@@ -63,8 +63,8 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 def earlier_life(count: int, first: int) -> str:
     """Return the text for records that `rmqctl.damage.by_time` considers stale."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
-            "amid damage and older than the neighboring messages: stale, or stored while the clock "
-            "was set back; neither entries nor index confirm them")
+            "between damaged bytes, older than the neighboring messages and not confirmed by "
+            "entries or index: stale, or stored while the clock was set back")
 
 
 def contradicted(count: int, first: int) -> str:
@@ -72,8 +72,8 @@ def contradicted(count: int, first: int) -> str:
     stale.
     """
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
-            "amid undamaged bytes, contradict entries and index: stale records from an earlier "
-            "use of the file, or wrong entries")
+            "between undamaged bytes, contradicted by entries and index: stale records from an "
+            "earlier use of the file, unless the entries are wrong")
 
 
 def unread(base: int, lost: UnreadRange) -> Problem:

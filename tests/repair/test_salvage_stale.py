@@ -346,7 +346,7 @@ def test_a_page_that_leaves_no_damage_is_not_believed(tmp_path: Path, rmqctl) ->
     recover = ("recover", root, *SMALL, "-o", "json")
     plan = rmqctl(*recover).expect(1).json()
     assert plan["ambiguous"] == len(stale)
-    assert any(f"{len(stale)} intact records from physical offset {stale[0]} on, amid undamaged"
+    assert any(f"{len(stale)} intact records from physical offset {stale[0]} on, between undamaged"
                in note for note in plan["notes"])
     lost = {one["physical_offset"] for one in plan["messages_lost"]}
     assert lost == {put.physical for put in way("new", 210).puts if stale[0] <= put.physical < 8192}

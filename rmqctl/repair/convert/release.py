@@ -213,9 +213,9 @@ class _Conversion(Changes):
             self._count(record)
             if len(self._gone) > MAX_LEFT_OUT:
                 raise RefusedError(
-                    f"{self.store.root}: more than {MAX_LEFT_OUT:,} records would be left out, the "
-                    "limit of a plan: let consumers read them, then run `rmqctl expire STORE` to "
-                    "delete their files")
+                    f"{self.store.root}: more than {MAX_LEFT_OUT:,} records would be left out, "
+                    "which is the limit of a plan. Let consumers read them, then run `rmqctl "
+                    "expire STORE` to delete their files")
         for path, file_pieces in pieces.items():
             self.act(Patch(target(self.store, path), tuple(file_pieces)), "leave out",
                      len(file_pieces), 0,
