@@ -5,11 +5,13 @@ root, beside it, or named in a broker.conf. A folder is part of the log if all o
 hold:
 
 * Its files have the same size as the other files, and no duplicate names.
-* The offsets of its records match the file names, except for a few damaged files.
-* Its files fill a gap in the log, or continue the log where consumequeue entries point beyond its
-  end.
+* The offsets of their first records match the file names, except for a few damaged files.
+* Most consumequeue entries for its files point to records. If no entries exist, its files fill a
+  gap in the log, or a broker.conf names the folder, or the folder is in the store root and
+  ``commitlog`` is empty.
+* One of its files is adjacent to another file of the log.
 
-Other folders are ignored unless `--commitlog-dir` names them. Only the first bytes of each file are
+Other folders are ignored unless `--commitlog-dir` names them. Only a few bytes of each file are
 read.
 """
 
@@ -309,7 +311,7 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
     """Return the folders that belong to the log.
 
     Most consumequeue entries for such a folder point to records. A folder without entries must fill
-    a gap, or have a low rank.
+    a gap in the log, or have a low rank.
     """
     rows = list(_sampled_rows(root)) if folders else []
     proofs = [(folder, _led_to(folder, rows)) for folder in folders]
