@@ -306,8 +306,8 @@ def allocated(file: StoreFile) -> int:
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
     """Return the number of messages that begin in these files.
 
-    ``messages``: number of messages in the log (None: unknown). If the queues have a different
-    number of entries, the files are read. If not, the queue entries are counted.
+    ``messages``: number of messages in the log (None: unknown). The files are read only if the
+    queues have a different number of entries.
     """
     if not files:
         return 0

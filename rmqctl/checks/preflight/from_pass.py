@@ -72,8 +72,7 @@ class SoundLog(NamedTuple):
     ``last``: physical offset of the last record.
     ``walked``: results of a scan of the log, derived from the pass.
     ``messages``: number of all messages.
-    ``replaced``: number of messages that a repair wrote in place of lost messages, or kept although
-    damaged.
+    ``replaced``: number of fillers, and of messages that a repair kept with a damaged body.
     """
 
     last: int

@@ -191,8 +191,8 @@ class Prediction:
     messages: int | None = None
     """Number of intact messages of the log; None if the log was not read completely."""
     messages_replaced: int | None = None
-    """Number of intact messages that a repair wrote in place of lost messages, or kept although
-    their bodies are damaged.
+    """Number of messages with a matching CRC that are fillers, or that a repair kept with a damaged
+    body.
     """
     messages_damaged: int | None = None
     """Number of messages with damaged properties. Brokers do not detect this damage, but rmqctl
