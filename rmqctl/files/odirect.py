@@ -1,8 +1,8 @@
 """Writing of large blocks with O_DIRECT, which bypasses the page cache.
 
-Data uploaded to a tier is not read again soon, and a gigabyte of it would evict pages that a broker
-on the same machine needs. Direct writes are also faster on virtual machines that allocate memory
-page by page. On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
+Data uploaded to a tier is not read again soon. A gigabyte of it would evict pages that a broker on
+the same machine needs. Direct writes are also faster on virtual machines that allocate memory page
+by page. On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sizes in a broker's configuration file, checked against the files of a store.
 
-A configuration that belongs to another store, or was edited after the files were created, must not
-mislead readers or repairs of these files. `rmqctl.broker.conf` predicts its effect on a startup.
+The configuration may belong to another store, or may have been edited after the files were created.
+Such sizes must not mislead readers or repairs. `rmqctl.broker.conf` predicts the effect of a
+configuration on a startup.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """Table of the parts of a store that only newer brokers read, each with the first release that
 reads it.
 
-The table is used for hints on the writer of a store (`rmqctl.store.version_hints`), for the losses
-of a downgrade (`rmqctl.checks.preflight.downgrade`) and for its plan
-(`rmqctl.repair.convert.release`). To support another feature, or conversion to another release, add
-an entry here. `rmqctl.broker.versions` describes how releases start, write and answer.
+The table is used by these modules:
+
+* `rmqctl.store.version_hints`: hints on the writer of a store;
+* `rmqctl.checks.preflight.downgrade`: the losses of a downgrade;
+* `rmqctl.repair.convert.release`: the plan of a downgrade.
+
+`rmqctl.broker.versions` describes how releases start, write and answer. To support another feature,
+or conversion to another release, add an entry here.
 
 spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
 """

@@ -263,9 +263,11 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, containing folder) for each regular file below ``top``.
 
-    No folder is entered twice. A link may point to an entire disk. It is followed only if it is
-    inside one of the store's own folders or has the name of such a folder, and only to the depth of
-    a store's folders. ``note`` is called with the entries of each folder.
+    No folder is entered twice. A link may point to an entire disk. It is followed only inside one
+    of the store's own folders, or if it has the name of such a folder, and only to the depth of a
+    store's folders.
+
+    ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

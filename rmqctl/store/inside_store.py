@@ -17,10 +17,14 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     """Return the root of the store at or above ``path``; None if ``path`` is outside of all stores.
 
-    The path need not exist. It is checked as given and with links resolved. A folder is a store if
-    it contains ``commitlog`` or a folder of consumequeues, and also another file or folder of a
-    broker, or files in ``commitlog``. The folder of a cluster in a tier also counts. An unreadable
-    folder does not count.
+    The path need not exist; it is checked as given and with links resolved. These folders are
+    stores:
+
+    * a folder with ``commitlog`` or consumequeues, and also another part of a store, or files in
+      ``commitlog``;
+    * the folder of a cluster in a tier.
+
+    An unreadable folder does not count as a store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)

@@ -241,10 +241,9 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 def _proves_itself(folder: _Folder, size: int) -> bool:
     """Return whether the files of a folder alone prove that it is a log.
 
-    Their names must be multiples of the file size, and their first records must have the offsets in
-    the names. Damage to some files is allowed, but the files with a matching offset must outnumber
-    those with a wrong offset. At most half of the files may be too short; one short file is always
-    allowed.
+    Their names must be multiples of the file size. Their first records must have the offsets in the
+    names; files with a matching offset must outnumber those with a wrong one. At most half of the
+    files may be too short; one short file is always allowed.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):

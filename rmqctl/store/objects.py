@@ -1,8 +1,8 @@
 """The message object that cli.md defines: one stored record as a mapping that can be written as
 JSON.
 
-Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``), so that the
-stored bytes can be restored from ``properties_raw`` and ``topic``.
+Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``). So the stored
+bytes can be restored from ``properties_raw`` and ``topic``.
 """
 
 from __future__ import annotations

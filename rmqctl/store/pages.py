@@ -1,9 +1,8 @@
 """Pages of messages whose fields are computed on demand, column by column.
 
-A page is a view of single records, or of a batch of records from the frame scanner. The number of
-its messages is limited, and nothing is copied before it is needed. `Page.column` returns the fields
-of the message object. Conditions use `numbers`, `is_topic` and `candidates`, which need no object
-for each message.
+A page is a view of single records, or of a batch from the frame scanner. The number of its messages
+is limited, and nothing is copied before it is needed. Conditions use `numbers`, `is_topic` and
+`candidates`, which need no object for each message.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def _short(value: Any, length: int) -> str:
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:
-    """Return a short text that shows the first ``length`` bytes of a body, or its first bytes in
-    hex if it is not text.
+    """Return the first ``length`` bytes of a body as a short text, or its first bytes in hex if the
+    body is not text.
     """
     head = content[:length]
     try:

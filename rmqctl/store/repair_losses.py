@@ -1,9 +1,10 @@
 """Losses of earlier repairs of a store, except losses for which the log contains fillers.
 
 A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``. Pruning the repair moves the note to
-``.rmqctl/lost/ID.json``. Another program may have written a note, so its size and content are
-checked, and a note can only increase the reported losses. An invalid note counts as an unknown
-loss.
+``.rmqctl/lost/ID.json``.
+
+Another program may have written a note, so its size and content are checked. A note can only
+increase the reported losses. An invalid note counts as an unknown loss.
 """
 
 from __future__ import annotations

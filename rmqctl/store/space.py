@@ -1,8 +1,8 @@
 """The disk usage of a store by structure and topic, and the rate at which its log grows.
 
-The bytes of a topic in the log are the sum of the sizes in its queue entries, so the log need not
-be read. No entry exists for the other bytes: half messages and rollbacks, blank records, unused or
-damaged bytes.
+The log is not read: the bytes of a topic in the log are the sum of the sizes in its queue entries.
+No entry exists for the other bytes: half messages and rollbacks, blank records, unused or damaged
+bytes.
 """
 
 from __future__ import annotations
@@ -171,8 +171,10 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """Return the physical offset and the store time at the start of the last file that begins a day
-    or more before ``last``. Return (0, None) if only the first file, or no file, begins that early.
+    """Return (physical offset, store time) of the start of the last file that begins a day or more
+    before ``last``.
+
+    Return (0, None) if only the first file, or no file, begins that early.
     """
     for file in reversed(log.files[1:]):
         try:

@@ -2,9 +2,8 @@
 fields.
 
 A log is scanned once, by several threads or by a pool (`store.log.ranges`). `scan.aggregate`
-computes the sums. This module turns the sums into rows, with keys as texts, times in a time zone,
-rates and shares. A log with too many groups is scanned twice: once to find the largest groups, once
-to count.
+computes the sums, and this module turns them into rows. A log with too many groups is scanned
+twice: first to find the largest groups, then to count.
 """
 
 from __future__ import annotations

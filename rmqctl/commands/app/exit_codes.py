@@ -67,8 +67,9 @@ def terminable() -> Iterator[None]:
 
 
 def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send SIGTERM or SIGINT to this process again if Python dropped the exception of the signal,
-    as in a finaliser or a weak reference's callback.
+    """Send SIGTERM or SIGINT to this process again if Python dropped the exception of the signal.
+
+    Python drops an exception in a finaliser or in a weak reference's callback.
     """
     number = _SENT_FOR.get(unraisable.exc_type)
     if number is None:

@@ -60,8 +60,10 @@ def _is_tier_at(url: str) -> bool:
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
-    """Raise RefusedError for a target at a URL or in an archive, if the command changes the store
-    or needs a store on a local disk.
+    """Raise RefusedError if ``target`` is a URL or in an archive, but the command needs a local
+    store.
+
+    A command needs a local store if it changes the store, or if it works only on a local disk.
     """
     if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
         return

@@ -56,8 +56,10 @@ _STRING = re.compile(
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
 _BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
-"""Matches bare keys, so that they can be quoted. If a match is inside a text, the inserted quote
-ends the text, and the digit or "-" after it is invalid JSON, which the decoder rejects.
+"""Matches bare keys, so that they can be quoted.
+
+A match inside a text is harmless. The inserted quote ends the text, and the digit or "-" after the
+quote is invalid JSON, which the decoder rejects.
 """
 _WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "false": False, "null": None}

@@ -44,8 +44,8 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """Return the end of the last complete entry (0 if no entry is complete), and the brackets that
-    close the structures open at that point.
+    """Return (end of the last complete entry, brackets that close the structures open there). The
+    end is 0 if no entry is complete.
     """
     position, open_brackets = 0, ""
     best = 0, ""

@@ -177,10 +177,10 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """Preserve the ends of queues that have no messages left in the log, and so are not in
+    """Preserve the ends of queues that have no messages left in the log. Such queues are not in
     ``ends``.
 
-    For each such queue, write a file below ``top`` that ends where the queue ended. Return the next
+    For each of them, write a file below ``top`` that ends where the queue ended. Return the next
     queue offsets.
 
     Raises: StoreIOError.

@@ -1,7 +1,7 @@
 """Boundaries between the records of one log file, found by scanning from a known boundary.
 
-The boundaries are used to find the end of a scan, the start of the last record, and offsets at
-which a file can be split. All positions are physical offsets.
+They are used to find the end of a scan, the start of the last record, and offsets for splitting a
+file. All positions are physical offsets.
 """
 
 from __future__ import annotations

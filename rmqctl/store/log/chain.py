@@ -1,8 +1,7 @@
 """The entries of a DLedger log as a chain (spec: dledger.md §2).
 
-The index of each entry is the index of the previous entry plus one; its term is not less. All
-members of a group have the same entries at the same byte offsets, up to the offset at which their
-logs diverge.
+The index of each entry is the index of the previous entry plus one; its term is not less. Until
+their logs diverge, all members of a group have the same entries at the same byte offsets.
 
 After damage, the chain continues with the first entry that can follow the last intact entry. If a
 member's log was truncated, stale entries remain in the file after its end. They are not part of the
@@ -371,8 +370,10 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Return whether DLedger's index points to all entries of the last file up to byte ``used``,
-    without a gap, and to the last entry of the file before it.
+    """Return whether DLedger's index points, without a gap, to all entries of the last file up to
+    byte ``used``.
+
+    It must also point to the last entry of the file before.
     """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:

@@ -1,16 +1,15 @@
 """The note that a repair writes when it truncates a log. It is kept while the truncated bytes are
 still in the file.
 
-A broker that truncates its log leaves the truncated bytes, and the entries that point to them
-(spec: recovery.md §3). A repair that imitates the broker's recovery does the same. It notes the new
-end of the log in ``.rmqctl/log-end.json``, with a checksum of the truncated bytes. If the checksum
-still matches, nothing was written since the repair, and the truncated bytes are not part of the
-log.
+If a broker or a repair truncates a log, the truncated bytes remain, and so do the entries that
+point to them (spec: recovery.md §3). A repair notes the new end of the log in
+``.rmqctl/log-end.json``, with a checksum of the truncated bytes. If the checksum still matches,
+nothing was written since the repair, and the truncated bytes are not part of the log.
 
-Before a writer appends messages, it overwrites the truncated bytes with zeros, in one or more
-writes. Meanwhile the note names a copy of these bytes. Each byte in the file is then either zero or
-the same as in the copy. The note is deleted before the first message is written, when no entry
-points beyond the end of the log.
+Before a writer appends messages, it overwrites the truncated bytes with zeros. Meanwhile the note
+names a copy of these bytes, and each byte in the file is either zero or the same as in the copy.
+The note is deleted before the first message is written, when no entry points beyond the end of the
+log.
 """
 
 from __future__ import annotations

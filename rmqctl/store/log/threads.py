@@ -34,9 +34,9 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     """Carry out tasks in ``jobs`` threads (at most `MAX_THREADS`). Yield (task, result) in the
     order of the tasks.
 
-    The number of tasks in progress is at most one more than the number of threads, so memory stays
-    flat. When this generator ends, for any reason, all threads have ended. Running tasks end at
-    their next read (`rmqctl.scan.stopping`).
+    At most one task more than threads is in progress, so memory stays flat. When this generator
+    ends, for any reason, all threads have ended. Running tasks end at their next read
+    (`rmqctl.scan.stopping`).
 
     Raises: the exception of a task, when its result would be yielded.
     """
