@@ -41,14 +41,14 @@ Row = tuple[str, ...]
 
 _VARIABLES = {
     "RMQCTL_STORE": "the STORE of a command, if it is omitted",
-    "RMQCTL_COMMAND_OPTION": "the default of an option ([defaults](defaults.md)): "
-    "`RMQCTL_VERIFY_FAIL_ON`, or for all commands `RMQCTL_TZ`",
+    "RMQCTL_COMMAND_OPTION": "the default of an option (see [defaults](defaults.md)), for example "
+    "`RMQCTL_VERIFY_FAIL_ON`; `RMQCTL_TZ`, without a command, applies to all commands",
     "XDG_CONFIG_HOME": "where `rmqctl/config.toml` is, instead of `~/.config`",
     "RMQCTL_LANG": "the language of screens, help and errors, `en` or `zh`, if `--lang` is "
                    "omitted",
     "RMQCTL_DEBUG": "`1` shows the full traceback when rmqctl itself fails (as `-vv` does)",
     "NO_COLOR": "no colours",
-    "FORCE_COLOR": "colours in the `table` format although stdout is not a terminal",
+    "FORCE_COLOR": "colours in the `table` format even if stdout is not a terminal",
     "COLUMNS": "width to lay out for, instead of the terminal's",
 }
 

@@ -123,11 +123,11 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Divide chunks into pieces that are each in one record batch. Return the number of each
-    piece's chunk, and the piece's `_PLACES`.
+    """Divide chunks into pieces, each within one record batch. For each piece, return the index of
+    its chunk and its `_PLACES`.
 
     ``batches``: number of rows in each batch. Arrow divides a table into batches if a column is too
-    large. Therefore a chunk may be in two batches.
+    large, so a chunk may span two batches.
     """
     ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
     edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))

@@ -217,8 +217,8 @@ class _Reading:
                      for part in (self._text(key) or "").split(_SPLITTER) if part.strip())
 
     def _flag(self, key: str) -> bool | None:
-        """Return the value as `Boolean.parseBoolean` does: anything but ``true`` is false, even
-        with a space after it.
+        """Parse the value as `Boolean.parseBoolean` does: anything but ``true`` is false,
+        including ``true`` followed by a space.
         """
         value = self._texts.get(key)
         if value is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -345,3 +346,22 @@ def test_passwords_are_hidden(password: str) -> None:
     assert without_secrets(url) == "sftp://***@host:22/a@b"
     assert revealed(hide(url)) == url
     assert "user" not in hide(url)
+
+
+@pytest.mark.parametrize("password", ["se/secret", "/secret", "x1/secret:x", "secret/12"])
+@pytest.mark.parametrize("scheme", ["s3", "ftp", "http", "memory"])
+def test_a_password_with_a_slash_is_refused_and_not_shown(
+        password: str, scheme: str, growing: Growing, rmqctl: Runner) -> None:
+    """A driver takes its start for a port, and would show all of it."""
+    url = f"{scheme}://user:{password}@host/a@b"
+    for words in (("info", url), ("doctor", url), ("recover", url), ("tiered", "ls", url),
+                  ("backup", growing(0, 1), url), ("restore", url, "new")):
+        done = rmqctl(*words).expect(2, 3, 6)
+        assert "secret" not in done.out + done.err, words
+        assert re.search(r"\*\*\*\d*@host/a@b", "".join(done.err.split())), words
+
+
+@pytest.mark.parametrize("url", ["http://host:80/a@b", "http://[::1]:80/a@b", "s3://bucket/a:b/c@d",
+                                 "file:///a:b/c@d", "zip://a/b::s3://bucket/a@b"])
+def test_other_colons_are_no_password(url: str) -> None:
+    assert without_secrets(url) == hide(url) == url

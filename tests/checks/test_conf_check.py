@@ -41,7 +41,7 @@ def checked(rmqctl: Runner, folder: Path, text: str, *words: object,
     ("brokerName=a ", "4.9.3", "conf-value", "error", "4.9.3 keeps the blanks"),
     ("brokerName=a ", "5.3.3", "conf-value", "info", "5.3.3 strips the blanks"),
     ('brokerName="a"', "5.3.3", "conf-value", "error", "the quotes are part"),
-    ("brokerName=a # ours", "5.3.3", "conf-value", "error", "a comment after a value"),
+    ("brokerName=a # ours", "5.3.3", "conf-value", "error", "the comment is part of the value"),
     ("storePathRootDir=~/data", "5.3.3", "conf-value", "error", "variables or ~"),
     ("storePathEpochFile=/gone/x", "5.3.3", "conf-path", "warning", "/gone/x does not exist")])
 def test_a_setting(line: str, release: str, category: str | None, severity: str, said: str,

@@ -384,7 +384,8 @@ def test_one_next_command_where_something_is_lost(golden):
     shown = cli.run("preflight", root, "-o", "plain").out.splitlines()
     heading = shown.index("What next")
     assert shown[heading + 2].startswith("Step 2 of 4")
-    assert shown[heading + 3] == f"rmqctl doctor {root}"
+    assert shown[heading + 3].endswith("rmqctl backup STORE DEST")
+    assert shown[heading + 4] == f"rmqctl doctor {root}"
     done = cli.run("preflight", golden(CLEAN), "-o", "json")
     assert (done.code, done.json()["next"]) == (0, [])
 

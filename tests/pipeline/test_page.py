@@ -78,7 +78,7 @@ def test_the_bounds_are_those_of_the_program():
     from rmqctl.commands.shared.spark_options import AUTO_FROM
     from rmqctl.sql import planning
 
-    assert f"{AUTO_FROM >> 30} GiB of log and more" in PAGE
+    assert f"{AUTO_FROM >> 30} GiB or more" in PAGE
     assert (f"at least {planning.MIN_SIZE >> 20} MiB and at most {planning.MAX_SIZE >> 30} GiB"
             in PAGE)
     assert "an hour's allowance" in PAGE

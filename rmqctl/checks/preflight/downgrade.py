@@ -60,7 +60,7 @@ _MAPPINGS = "topicQueueMapping.json"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
-    """Add the data that the predicted release does not read to the losses of a prediction."""
+    """Add to a prediction's losses the data that the predicted broker's release does not read."""
     version = version_of(predicted.broker_version)
     unread = (
         "v2 record" in predicted.stop_reason

@@ -28,7 +28,8 @@ _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql"
 """Commands that only read the store that their first argument names, and write elsewhere."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
 """First words of the commands whose first argument is not a store."""
-_WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^/@\s]*@")
+_WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^@\s]*@")
+"""Start of a URL that may contain a password."""
 _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 

@@ -29,8 +29,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json (default: in STORE/config); its local root also contains "
-             "tiered_index_file/.",
+        help="tieredStoreMetadata.json (default: in STORE/config); tiered_index_file/ is "
+             "next to its folder.",
     ),
 ]
 Broker = Annotated[

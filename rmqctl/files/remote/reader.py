@@ -21,7 +21,9 @@ from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, r
 from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
+_SLASHED = r"[^/@\[:]*:(?!:|\d+/)(?:[^@:]|:(?!:))*/(?:[^@:]|:(?!:))*@"
+"""Pattern of a user and a password that contains a slash: what follows the colon is not a port."""
+_CREDENTIALS = re.compile(rf"(?<=://)(?:[^/@]*:[^/]*@|{_SLASHED})")
 _hidden: dict[str, str] = {}
 """Start of a URL as displayed -> start of the same URL with the password."""
 _MAX_REASON = 300
@@ -233,6 +235,10 @@ def _driver(url: str) -> tuple[Any, str]:
     Raises: UsageError without a driver, StoreIOError for other errors.
     """
     protocol = url.partition("://")[0]
+    # A driver would take the start of such a password for a port, and show it in an error.
+    if re.search(f"://{_SLASHED}", revealed(url)):
+        raise UsageError(f"{without_secrets(url)}: a password in a URL cannot contain \"/\"; write "
+                         "%2F instead")
     require("fsspec")
     import fsspec
     from fsspec.core import url_to_fs

@@ -25,7 +25,7 @@ _LOOK = 0.25
 
 
 class _Pool:
-    """A `ThreadPoolExecutor` for whose threads Python does not wait at exit."""
+    """A `ThreadPoolExecutor` whose threads Python does not wait for at exit."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()

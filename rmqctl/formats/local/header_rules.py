@@ -70,7 +70,7 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_record(record: Record) -> list[str]:
-    """Return the categories of `ALONE` that a record breaks."""
+    """Return the categories in `ALONE` whose rules a record breaks."""
     broken_rules = alone({
         "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
         "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,

@@ -202,9 +202,7 @@ def _int(value: Any, name: str, default: int) -> int:
 
 
 def _key(text: str) -> int:
-    """Return the number of a key that is a base offset or queue number: quoted or bare, plain
-    digits.
-    """
+    """Parse a key that must be a base offset or queue number in digits, quoted or bare."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise ValueError("the key is not a number >= 0")
     return int(text)

@@ -61,11 +61,12 @@ class ShiftQueues:
         return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
-        """Return (the messages without copies, the number of copies). Raises: StoreIOError.
+        """Remove copies; return (the remaining messages, the number of copies removed).
+        Raises: StoreIOError.
 
-        Without copies, the messages are ``rows`` itself. With copies, the messages are appended to
-        ``into``, and ``into`` is returned. In a run from which copies were made, messages are no
-        longer marked as misplaced (``is_late``).
+        If there are no copies, ``rows`` itself is returned. Otherwise the remaining messages are
+        appended to ``into``, and ``into`` is returned. If copies were made of a run of messages,
+        its messages are no longer marked as misplaced (``is_late``).
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):

@@ -110,10 +110,9 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """While the maximum number of calls is starting, check at intervals for a call that has
-        started.
+        """Check at intervals whether a call has started, while `_CALLS_AT_ONCE` calls are starting.
 
-        After ``left`` more checks without a started call, let the next calls start.
+        If no call has started after ``left`` more checks, let the next calls start.
         """
         self._looks = False
         if begun != self._begun:

@@ -378,7 +378,8 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
     """Return the (position, size) of ``count`` records, determined from their index items.
 
-    Return an empty list unless each gap between items is one record, or only one gap exists.
+    Return an empty list if there are several gaps between the items and any of them contains more
+    than one record.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None

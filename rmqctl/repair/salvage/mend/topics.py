@@ -264,10 +264,8 @@ class TopicEvidence:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return the way in which the queue of a topic lacks the suspect's message.
-
-        The result is `_BETWEEN`, `_BEHIND` or `_OPEN`, or 0 if the queue does not lack that
-        message.
+        """Return where the suspect's message is missing from a topic's queue: `_BETWEEN`,
+        `_BEHIND` or `_OPEN`; 0 if it is not missing.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
