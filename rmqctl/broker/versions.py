@@ -208,7 +208,8 @@ def release_of(text: str) -> str:
         if line:
             return line[-1]
     raise UsageError(f"{text!r} is not a RocketMQ release that rmqctl knows; expected "
-                     f"{RELEASES[0]} to {RELEASES[-1]}, or a line such as 4.9 for its newest")
+                     f"{RELEASES[0]} to {RELEASES[-1]}, or a line such as 4.9 for its newest "
+                     "release")
 
 
 def is_release(name: object) -> bool:

@@ -82,7 +82,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
             queue.files for queue in store.queues.values()):
         notes.append(_queue_size(
             "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",
-            "--consumequeue-file-size", "; up to 4.4.0, and 4.9.2, it skips them"))
+            "--consumequeue-file-size", "; 4.9.2 and releases up to 4.4.0 skip them"))
     if "default" in (origin["index_slots"], origin["index_max"]) and (
             not store.index_listing.files):
         notes.append(

@@ -419,9 +419,9 @@ class _Planner:
                 and not self._options.commitlog_dirs
                 and store.log_folders != [store.path("commitlog")]):
             raise RefusedError(
-                f"{self._root}: the log found in {', '.join(store.log_folders)} lacks the files "
-                f"of [{gap.start}, {gap.end}). Is another of its folders elsewhere, or not "
-                "mounted? Pass every folder with --commitlog-dir")
+                f"{self._root}: the log in {', '.join(store.log_folders)} has no files for "
+                f"physical offsets {gap.start} to {gap.end}. Is another log folder elsewhere, or "
+                "not mounted? Pass every log folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
         """Return the repaired log; the log without changes if --only does not include it."""

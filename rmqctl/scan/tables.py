@@ -111,7 +111,7 @@ INDEX_COLUMNS = _columns(
     ("physical_offset", LONG, "physical offset that the entry points to, in bytes"),
     ("store_timestamp", MOMENT, "start of the file plus time_diff; exact to the second"),
     ("time_diff", INT, "time since the start of the file, in seconds"),
-    ("previous", INT, "number of the previous entry of the same slot; 0: the first entry"),
+    ("previous", INT, "number of the previous entry of the same slot; 0 for the first entry"),
     ("position", LONG, "offset of the entry in its file, in bytes"))
 OFFSET_COLUMNS = _columns(
     ("store", TEXT, "path of the store, as given"),

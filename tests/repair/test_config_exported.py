@@ -53,7 +53,7 @@ def test_topics_and_groups_are_taken(tmp_path: Path, how: str) -> None:
     assert topics["proof"]["exported"] == groups["proof"]["exported"] == str(source)
     assert topics["proof"]["exported_at"] == 1_700_000_000_000
     assert (topics["proof"]["of_export"], topics["to"]) == (2, 5)  # pays, %RETRY%, %DLQ% as well
-    assert any("adds up a topic's queues" in note for note in found["notes"])
+    assert any("are sums over all masters" in note for note in found["notes"])
     assert any("of %DLQ%lost, %RETRY%tired, pays: " in note for note in found["notes"])
     plan(store, *wanted, "--apply")
     table = read(store, TOPICS)["topicConfigTable"]

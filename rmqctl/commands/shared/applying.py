@@ -319,11 +319,13 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
     holder = probe(os.path.join(store_root, "lock"))
     if holder.held:
-        out.warn(Phrase("process {pid} holds the store ({kind}): the plan may become outdated and "
-                        "cannot be applied while it runs", pid=holder.pid, kind=holder.kind)
+        out.warn(Phrase("process {pid} holds the store ({kind}): the plan may become outdated, "
+                        "and cannot be applied while that process runs", pid=holder.pid,
+                        kind=holder.kind)
                  if holder.pid else
-                 Phrase("another process holds the store ({kind}): the plan may become outdated "
-                        "and cannot be applied while it runs", kind=holder.kind))
+                 Phrase("another process holds the store ({kind}): the plan may become "
+                        "outdated, and cannot be applied while that process runs",
+                        kind=holder.kind))
 
 
 # -- with --apply ---------------------------------------------------------------------------------

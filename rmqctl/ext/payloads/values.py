@@ -80,7 +80,8 @@ def _leaf(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise ValueError(f"contains a value of type {type(value).__name__}, unknown to JSON")
+    raise ValueError(f"contains a value of type {type(value).__name__}, which JSON "
+                     "does not support")
 
 
 def _characters(text: str) -> str:

@@ -131,8 +131,8 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
     notes = []
     if export.time is not None:
         notes.append(
-            f"{export.name}: covers a whole cluster and adds up a topic's queues on all masters: "
-            "with more than one master, correct readQueueNums and writeQueueNums")
+            f"{export.name}: covers a whole cluster, so readQueueNums and writeQueueNums are sums "
+            "over all masters; correct both if there are several masters")
     kinds = {topic: False for topic, _ in store.queues} | {
         topic: True for topic, _ in store.batch_queues}
     good = {name: entry for name, entry in theirs.items()

@@ -199,7 +199,7 @@ def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
     if not 0 <= record.staging_dir <= further_dirs:
         raise ValueError(f"folder number {record.staging_dir} does not exist")
     if not os.path.isabs(record.target) and any(map(os.path.isabs, record.folders)):
-        raise ValueError("a step in the store creates folders outside")
+        raise ValueError("a step in the store creates folders outside the store")
 
 
 def _header(line: bytes) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
         if record.kind == "patch" and _is_same(*both):
             raise RefusedError(
                 f"repair {journal.id} was made in {journal.root}, which still contains it: "
-                f"{record.target} of {root} and of that store are the same file (a hard link); "
+                f"{record.target} is the same file in {root} and in that store (a hard link); "
                 "replace it with a copy")
         folder = os.path.dirname(record.target)
         if where := shared(folder):

@@ -69,7 +69,7 @@ class Truncation:
 
     * ``log_end``: end of the log before the truncation
     * ``lost``: number of intact messages that are removed
-    * ``lost_by_topic``: the same by topic
+    * ``lost_by_topic``: this number for each topic
     """
 
     plan: Plan
@@ -447,8 +447,8 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
                      "before the cut that were committed or rolled back are checked again, and may "
                      f"be committed twice{commits}")
     if topics[TIMER_TOPIC]:
-        notes.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} removed, "
-                     "which will not be delivered if still pending")
+        notes.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} removed; "
+                     "any that are still pending will not be delivered")
     # Consumers, and queues without an entry.
     notes += _too_far(progress, next_offsets)
     if restarted:

@@ -215,7 +215,8 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
     if saved is None:
         if tally.last is not None:
             yield Finding("dledger-checkpoint", "commitlog",
-                          "missing: DLedger learns what is committed from the next leader",
+                          "missing: DLedger learns from the next leader which entries "
+                          "are committed",
                           file=path,
                           severity=INFO)
         return

@@ -236,7 +236,7 @@ def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
     return [
         ("the record's size differs from the size in its entry",
          batch.column("total_size") == taken.rows["size"][:count]),
-        ("the record is of another topic", _has_topic(batch, topic)),
+        ("the record belongs to another topic", _has_topic(batch, topic)),
         ("the record belongs to another queue", batch.column("queue_id") == queue.queue_id),
         ("the record has another queue offset",
          batch.column("queue_offset") == taken.first + np.arange(count)),
