@@ -202,8 +202,8 @@ class Store:
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
                  tz: tzinfo = UTC, view: str = "disk") -> Messages:
-        """Return messages as `rmqctl read` does: a topic's through its consume queues, or all
-        messages of the log in physical order.
+        """Return messages as `rmqctl read` does: the messages that a topic's consume queues point
+        to, or all messages of the log in physical order.
 
         ``offset``: a queue offset.
         ``topics``: several topics. Their messages are returned in log order.

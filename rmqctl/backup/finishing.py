@@ -55,8 +55,8 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
-    """Remove the queues of topics that were deleted from the store before a point, although the log
-    before ``end`` still has their messages. Return notes.
+    """Remove the queues of topics that were deleted from the store before a point, even though the
+    log before ``end`` still contains messages of these topics. Return notes.
     """
     if point.log_end > end:
         return []

@@ -157,8 +157,9 @@ def staged(backup: str) -> str:
 
 
 def publish(backup: str, folder: str, point: Point) -> None:
-    """Create a point from ``folder``, which already contains its small files. Raises:
-    StoreIOError.
+    """Create a point from ``folder``, which already contains the point's small files.
+
+    Raises: StoreIOError.
     """
     new_whole_file(os.path.join(folder, _FILE), _noted(point))
     make_folders(_points_folder(backup))

@@ -40,7 +40,7 @@ class QueueState:
     ``end``: the queue offset after the last entry (for a batch queue: number of entries).
     ``disk_end``: the value of ``end`` on disk.
     ``max_physic``: the physical offset up to which the log was dispatched, according to the
-    entries; -1 without entries.
+    entries; -1 if there are none.
     ``doomed``: the files that the broker will delete.
     ``added``: number of entries that the broker adds when it dispatches again.
     ``first_added``: physical offset of the record of the first added entry.

@@ -41,7 +41,7 @@ class LastEntry(NamedTuple):
 class Ledger(NamedTuple):
     """A log after DLedger's recovery.
 
-    ``number``: number of the log file at which recovery began.
+    ``number``: index of the log file at which recovery began.
     ``why``: the reason for beginning at this file.
     ``end``: the physical offset after the last accepted entry.
     ``stop``: the reason why recovery ended.

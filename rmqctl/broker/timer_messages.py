@@ -2,8 +2,8 @@
 log.
 
 spec: timer-and-others-5x.md §1.1, §1.3. A unit of the timer log needs only the due time and the
-target topic. Each message of the timer topic contains these. Only messages that are not yet due
-need a unit.
+target topic; each message of the timer topic contains both. Only messages that are not yet due need
+a unit.
 """
 
 from __future__ import annotations

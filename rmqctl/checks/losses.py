@@ -103,8 +103,8 @@ class PlannedLosses(Protocol):
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Return the number of messages that the plan loses without a filler, and the number of
-        undecided records that it discards.
+        """Return (the number of messages that the plan loses and does not replace with fillers, the
+        number of undecided records that it discards).
         """
 
 

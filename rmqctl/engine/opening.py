@@ -159,16 +159,16 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
 def catch_up_start(state: LogState, dispatched_to: int) -> int:
     """Return the physical offset from which to dispatch again.
 
-    ``dispatched_to``: the end of the record of the newest entry in all consume queues; -1 without
-    entries.
+    ``dispatched_to``: physical offset up to which the consume queues have entries; -1 if they have
+    none.
     """
     start = min(max(dispatched_to, 0), state.end)
     return start if state.clean else min(start, state.start)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return the physical offset up to which plain consumequeues have entries; -1 without
-    entries.
+    """Return the physical offset up to which plain consumequeues have entries; -1 if they have
+    none.
     """
     view = broker_view(store, version)
     most = -1
@@ -230,8 +230,8 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery reads; None without
-    messages there.
+    """Return the latest store time (ms) in the part of the log that a recovery reads; None if that
+    part has no messages.
 
     If the checkpoint has a later time, the checkpoint is torn, or messages with old times were
     added again.

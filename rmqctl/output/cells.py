@@ -210,7 +210,7 @@ def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
 def cut(text: str, limit: int, mark: str = "…") -> str:
     """Shorten data to about ``limit`` characters and append the number of omitted characters.
 
-    Sentences, which contain spaces, are shown completely; only extremely long ones are cut.
+    A text with spaces counts as a sentence, which is cut only if it is extremely long.
     """
     if " " in text[:limit]:
         limit = max(limit, _MAX_SENTENCE)

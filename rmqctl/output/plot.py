@@ -20,9 +20,9 @@ def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool =
          show: Callable[[float], str] = _number) -> str:
     """Return horizontal bars, one line per ``(label, value)``, with the value at the end.
 
-    Values must not be negative. The line of the greatest value is ``width`` columns wide. Without
-    ``unicode`` bars consist of ``#``. The bar of a value above 0 is never empty. Without items the
-    result is ``""``.
+    Values must not be negative. The line of the greatest value is ``width`` columns wide. If
+    ``unicode`` is false, bars consist of ``#``. The bar of a value above 0 is never empty. If there
+    are no items, the result is ``""``.
     """
     pairs = [
         (cut(visible(label), _MAX_LABEL, "…" if unicode else "..."), value)

@@ -30,8 +30,8 @@ _START = 20
 `Texts._templates`).
 """
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
-"""Matches a blank between two East Asian characters, which must be removed. A translated English
-word leaves such blanks.
+"""Matches a blank between two East Asian characters. The translation of an English word leaves such
+blanks, which must be removed.
 """
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
 _SINGULAR = re.compile(r"1 ([a-z ]+[a-z])")

@@ -67,7 +67,7 @@ def facts_of(store: Store) -> CheckpointFacts:
 
 def _last_row(store: Store) -> int:
     """Return the store time (ms) of the last message to which a consume queue entry points; 0
-    without such a message.
+    if there is none.
     """
     places = [last_dispatched(store)]
     for queue in store.batch_queues.values():

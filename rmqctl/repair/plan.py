@@ -225,7 +225,7 @@ class Plan:
     """Id of an earlier repair that keeps files which this plan cannot restore, but `undo` can."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
     wrong_corrections: float = 0.0
-    """Expected number of corrections by CRC that are wrong."""
+    """Expected number of wrong corrections among those that a CRC determined."""
     fillers: int = 0
     """Number of fillers written for lost messages."""
     verdicts: Mapping[int, Verdict] = field(default_factory=dict, compare=False)
@@ -252,8 +252,8 @@ class Plan:
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Return (number of messages lost without a filler, number of undecided records
-        discarded).
+        """Return (number of lost messages that get no filler, number of discarded undecided
+        records).
         """
         return self.dropped.messages, self.dropped.undecided
 

@@ -54,8 +54,9 @@ class QueueTable:
         self._table: Array = np.zeros(0, np.int32)
 
     def encode(self, topic: Array, queue_id: Array) -> Array:
-        """Return the number of each message's queue (int64), from topic numbers of the dictionary
-        and queue ids.
+        """Return an array (int64) with the queue number of each message.
+
+        ``topic``: the topic of each message, as its number in the dictionary.
         """
         short = len(self._topics) * _DENSE - len(self._table)
         if short > 0:

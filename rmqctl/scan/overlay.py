@@ -49,7 +49,9 @@ class OverlayPiece:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on. Picklable.
+    """One file of a log with planned changes: ``size`` bytes, starting at physical offset ``base``.
+
+    Picklable.
 
     ``path``: the underlying file; None for a missing file. Bytes in neither the file nor a piece
         read as zeros.

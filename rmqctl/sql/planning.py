@@ -219,8 +219,8 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
 
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
-    """Return the least and the greatest store time of a file's first two records; None unless the
-    file begins with two records.
+    """Return the least and the greatest store time of a file's first two records; None if the
+    file does not begin with two records.
     """
     first = log.record_at(file.base + file.head)
     second = None if first is None else log.record_at(

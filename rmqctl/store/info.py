@@ -162,8 +162,8 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Return the troubles of the log: gaps, and folders that look like parts of the log but were
-    not given.
+    """Return the problems of the log: gaps, and folders that look like parts of the log but that
+    the user did not name.
     """
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]

@@ -65,13 +65,13 @@ class Page(ABC):
 
     @abstractmethod
     def candidates(self, needles: Sequence[bytes]) -> Array:
-        """Return, in ascending order, the numbers of the messages whose stored bytes contain one of
+        """Return, in ascending order, the indices of the messages whose stored bytes contain one of
         ``needles``.
         """
 
     @abstractmethod
     def select(self, rows: Array) -> Page:
-        """Return a page with only the messages that have the given numbers."""
+        """Return a page with only the messages at the given indices."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:

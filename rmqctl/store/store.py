@@ -587,8 +587,8 @@ class Store(Closing):
         """Return the existing plain queues as evidence of record positions, even if a broker does
         not read these queues.
 
-        They come from files, or, without files, from a database, including left-over rows. No
-        record is read. Unreadable parts are omitted.
+        They come from files or, if there are no files, from a database, including its left-over
+        rows. No record is read. Unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is
 

@@ -91,7 +91,7 @@ def evidence(store: Any) -> VersionEvidence:
 
 
 def _sample(store: Any) -> Iterator[Record]:
-    """Yield the first records of the first and of the last files of a log."""
+    """Yield the first record of the first log file and of each of the last log files."""
     with suppress(RmqctlError):
         files = store.log.files
         for file in (*files[:1], *files[1:][-_SAMPLED:]):

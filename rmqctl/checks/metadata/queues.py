@@ -83,8 +83,8 @@ class ReadableQueues:
         return SCHEDULE_TOPIC in self.with_messages
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Return the first offset and the end offset of a queue; None if unknown or without
-        messages.
+        """Return the first offset and the end offset of a queue; None if they are unknown or the
+        queue has no messages.
         """
         key = topic, queue_id
         if key not in self._bounds:

@@ -353,7 +353,7 @@ def known_topics(store: Store) -> frozenset[str] | None:
 
 
 def deleted(topic: str, configured: frozenset[str] | None) -> bool:
-    """Return whether brokers regard a topic as deleted: it is missing in an existing configuration
-    and is not a system topic.
+    """Return whether brokers regard a topic as deleted: it is missing from an existing
+    configuration and is not a system topic.
     """
     return configured is not None and topic not in configured and not topic.startswith(_SYSTEM)

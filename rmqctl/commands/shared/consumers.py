@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 20
 _ALWAYS = 4
-"""Number of first columns (group, topic, queue, offset) that are always shown. Any other column is
-omitted if it is empty in all rows.
+"""Number of leading columns (group, topic, queue, offset), which are always shown. Any other column
+is omitted if it is empty in all rows.
 """
 
 

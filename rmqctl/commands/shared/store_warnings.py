@@ -69,7 +69,8 @@ def lost_texts(lost: MissingMessages) -> Iterator[str]:
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
                  damaged: bool = False) -> None:
-    """Warn about the lost messages of each store: every result on the store lacks them.
+    """Warn about the lost messages of each store, because they are missing from every result.
+
     ``damaged``: whether the log is known to be damaged.
     """
     from rmqctl.checks.preflight.missing import missing

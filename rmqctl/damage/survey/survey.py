@@ -219,7 +219,7 @@ class Survey:
     """
 
     borders: list[Array] = field(default_factory=list)
-    """Intact records next to damage that should have a consume queue entry.
+    """Intact records that are next to damage and should have a consume queue entry.
 
     By column, int64 of shape (4, n): queue number, queue offset, physical offset, size.
     """

@@ -53,11 +53,11 @@ class Derived:
     """The entries of messages, as int64 columns with an element for each message, in log order;
     picklable.
 
-    * ``topic``: numbers in ``topics``
+    * ``topic``: indices into ``topics``
     * ``tags``: tags codes without extension addresses
     * ``rowed`` (bool): whether the message gets consume queue entries
-    * ``key_row``, ``key_hash``: an element for each key of an indexed message, in index order; the
-      number of the message, and the hash in the index entry
+    * ``key_row``, ``key_hash``: an element for each key of an indexed message, in index order: the
+      index of the message, and the hash in the index entry
     * ``inner``: (first queue offset, number of queue offsets) of each message for a batch queue;
       None if every message is a single message
     """

@@ -50,8 +50,8 @@ class IndexHeader:
     index_count: int = 1
 
     def record(self, *, counted: bool) -> HeaderRecord:
-        """Return the header as it is on disk: before the first entry its count is 0, unless
-        ``counted``.
+        """Return the header as it is on disk. Before the first entry its count is 1 if ``counted``,
+        else 0.
         """
         count = self.index_count if counted or self.index_count > 1 else 0
         return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,

@@ -32,8 +32,8 @@ class TwinFiles(QueueFiles):
         self._log_min = log_min
 
     def is_twin(self) -> bool:
-        """Return whether nothing was written, and the twin's files contain no more than the new
-        files would.
+        """Return whether the twin can replace the new files: nothing was written, and the twin has
+        no units after the current position.
         """
         twin = self._twin
         return twin is not None and self.base is not None and not twin.troubles and (

@@ -50,7 +50,7 @@ _FEW = 16
 """Minimum number of messages that are put by column; fewer messages are put faster one by one."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
-"""For each possible length of properties: its stored bytes."""
+"""The stored bytes of each possible length of a properties string."""
 
 KindKey = tuple[str, int, Host | None, Host | None]
 

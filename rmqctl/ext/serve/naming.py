@@ -63,8 +63,8 @@ def topics_of_cluster(broker: Broker, call: Call) -> Response:
 
 
 def system_topics(broker: Broker, call: Call) -> Response:
-    """Answer with the system topics of the cluster, and a broker that tools can ask for the
-    broker's system topics.
+    """Answer with the system topics of the cluster, and with the address of a broker that tools
+    can ask for its own system topics.
     """
     return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})

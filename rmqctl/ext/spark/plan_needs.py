@@ -67,8 +67,8 @@ class _UnknownLeafError(Exception):
 def needs(plan: Any) -> dict[str, Scans] | None:
     """Return what the scans of each table need, by the source's option ``table``; None if unknown.
 
-    ``plan``: an optimised logical plan (Java). A table that is missing in the result was optimised
-    away.
+    ``plan``: an optimised logical plan (Java). A table that is missing from the result was
+    optimised away.
     """
     scans: dict[str, Scans] = {}
     try:

@@ -13,7 +13,7 @@ JOBS = (3, 5)
 SOURCE = (4, 0)
 """First version with Python data sources: the data source `rocketmq` and `pipeline sql`."""
 LIMITS = (4, 2)
-"""First version that passes a stream's limit to the source: `maxBytesPerTrigger`."""
+"""First version that passes a stream's limit (`maxBytesPerTrigger`) to the source."""
 COUNTS_WITHOUT_COLUMNS = (4, 1)
 """First version that counts the rows of a source without columns; 4.0 returns 0."""
 TESTED = "4.0 to 4.3"

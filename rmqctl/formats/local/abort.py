@@ -27,7 +27,7 @@ def parse(data: bytes) -> int | None:
 
 
 def build(pid: int | None) -> bytes:
-    """Return the file's content for a process id, as 5.x writes it; for None as 4.x does."""
+    """Return the content that 5.x writes for a process id; for None, the content of a 4.x file."""
     if pid is not None and not 0 <= pid < 10 ** MAX_DIGITS:
         raise FormatError("value does not fit the field", path="pid")
     return b"" if pid is None else b"%d" % pid

@@ -166,7 +166,7 @@ class Lacking:
             self._gaps.append(_Gap(physical, stretches))
 
     def met(self, number: int, queue: tuple[str, int], offset: int) -> None:
-        """Add the next message, with its queue, the number of the queue, and its queue offset."""
+        """Add the next message: its queue's number, its queue, and its queue offset."""
         expected, first = self._ends.get(number, (offset, 0))
         if expected >= 0:
             fits = offset >= expected and self._put(

@@ -292,11 +292,11 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Remove from a page the records that overlap messages in place, and mark them as
-        misplaced. Return the other records.
+        """Mark the records of a page that overlap in-place messages as misplaced; return the other
+        records.
 
         ``believed``: whether to return all records and mark none.
-        ``only_look``: if false, later records may not overlap the returned records.
+        ``only_look``: if false, later records that overlap the returned records are misplaced, too.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))

@@ -38,8 +38,8 @@ _MAX_READS = 1 << 16
 class RecordChain(NamedTuple):
     """Consecutive records with one shift in positions ``[start, end)``.
 
-    ``file_end``: size in bytes of the end-of-file record or mark after the records; 0 without such
-    an end.
+    ``file_end``: size in bytes of the end-of-file record or mark after the records; 0 if there is
+    none.
     """
 
     shift: int

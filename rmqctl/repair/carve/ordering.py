@@ -157,7 +157,7 @@ class Order:
         self._broker: list[int] = []
         """For each host: another host of the same broker, or the host itself."""
         self._last = -1, 0, 0, 0
-        """The last record: (source, its end in the log, its end in the source, host)."""
+        """The last record: (source, end of the record in the log and in the source, host)."""
         self.size = 0
         """Total size of all records in bytes."""
         self.copies = 0

@@ -86,7 +86,7 @@ class Scan:
         self._broken_at: int | None = None
         self._expected = base is not None
         self.log_shifts: set[int] = set()
-        """The shifts of all logs that were followed, except the named one."""
+        """The shifts of all followed logs, except a shift that the name of the source gives."""
         self.shifts = Majority()
         """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}

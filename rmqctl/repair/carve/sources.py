@@ -37,7 +37,7 @@ class Input:
     """One file or device.
 
     ``size``: size in bytes.
-    ``base``: the physical offset in the file's name; None unless the file is named like a log file.
+    ``base``: the physical offset in the file's name; None if the file is not named like a log file.
     ``witness``: the entries of the store that contains the file.
     """
 

@@ -171,10 +171,10 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps that cannot have been carried out yet.
+        """Return the indices of the steps that cannot have been carried out yet.
 
-        An earlier step must move aside their target, or a folder above it. That step has not done
-        so, or the moved file or folder has its old name again.
+        Before such a step, another step must move aside its target or a folder above the target.
+        This has not happened yet, or the moved file or folder has its old name again.
         """
         numbers: set[int] = set()
         moved: set[str] = set()

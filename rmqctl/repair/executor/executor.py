@@ -246,11 +246,11 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Undo a repair (default: the newest); of an interrupted repair, only the completed steps.
+        """Undo a repair (default: the newest); if it was interrupted, undo its completed steps.
 
         ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
-        copied. ``force``: undo files that were changed since, and keep their changes below
-        ``undone``.
+        copied. ``force``: also restore files that have changed since the repair, and keep their
+        changed versions below ``undone``.
 
         Raises: UsageError for an unknown id; RefusedError if a later repair changed the same files,
         or, without ``force``, if anything else has changed them since.

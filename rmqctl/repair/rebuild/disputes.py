@@ -306,8 +306,8 @@ class _RebuiltKeys:
         return np.asarray(self._codes[at] == codes)
 
     def _coded(self, places: Array, hashes: Array) -> Array:
-        """Return one number for each pair of physical offset and hash; -1 for an unknown physical
-        offset.
+        """Return a number that identifies each pair of physical offset and hash; -1 if the physical
+        offset is unknown.
         """
         places = places.astype(np.int64)
         if not len(self._places):

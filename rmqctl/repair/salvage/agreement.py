@@ -101,8 +101,8 @@ def _zeroed(data: Array) -> Array:
 
 
 def _is_dense(differs: Array) -> bool:
-    """Return whether so many bytes differ in each quarter of a record that nothing of the record is
-    left.
+    """Return whether nothing of a record is left: in each quarter of the record, nearly all bytes
+    differ.
     """
     quarters = np.array_split(differs, 4)
     return all(float(part.mean()) > 0.85 for part in quarters)

@@ -441,8 +441,8 @@ def _own_row(raw: bytes) -> tuple[str, int, int] | None:
 
 
 def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
-    """Match offsets (``places``, ascending) one to one to ranges ``(low, high)`` that contain them;
-    return the matched offsets.
+    """Match each offset (``places``, ascending) with a range ``(low, high)`` that contains it, and
+    use each range only once. Return the matched offsets.
     """
     bounds.sort(reverse=True)
     matched: set[int] = set()

@@ -187,7 +187,8 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
     """Return whether ``ours`` is what is left of the complete record ``theirs`` at the same offset.
 
     True if body CRC, queue offset and store time are equal, or if an earlier repair kept the record
-    with its damage. False if at least two of these fields and the size differ. None if unknown.
+    with its damage. False if at least two of these three fields and the size differ; fields that
+    are 0 in ``ours`` do not count. None if unknown.
     """
     try:
         record = decode(theirs)

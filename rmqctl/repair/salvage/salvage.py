@@ -68,8 +68,8 @@ class Salvage:
     * ``ambiguous``: number of skipped records that may be messages.
     * ``messages``: number of intact messages.
     * ``kept_damaged``: number of messages that are delivered although a part of them is lost.
-    * ``conflicts``: number of positions at which a source has different intact messages, and the
-      user has not chosen between them and ours.
+    * ``conflicts``: number of positions at which a source has different intact messages, and for
+      which the user has not chosen between ours and the source's.
     * ``wrong_topics``: number of messages that keep an invalid topic.
     * ``void_from``: physical offset from which a preferred source's log replaces the rest of ours.
     * ``unmarked``: number of messages with damaged properties that are not changed.

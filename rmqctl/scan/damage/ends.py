@@ -192,8 +192,8 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Return the position in ``(start, end)`` of a record that extends over ``end``, with a record
-    or a blank after it. None if no such record is found.
+    """Return the position in ``(start, end)`` of a record that extends beyond ``end`` and is
+    followed by a record or a blank. None if no such record is found.
     """
     position = start + 1
     for _ in range(_MAX_INSIDE):

@@ -346,8 +346,8 @@ def own_extent(source: Source, at: int, references: References) -> Extent | None
 
 
 def _is_overrun(source: Source, at: int, end: int, references: References) -> bool:
-    """Return whether other records refute the supposed end of a record. No record begins at that
-    end, and a record inside extends over it.
+    """Return whether other records refute the supposed end of a record: no record begins at that
+    end, and a record that begins inside the supposed record extends beyond it.
     """
     place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
     while place is not None and place < end:

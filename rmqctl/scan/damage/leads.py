@@ -160,8 +160,8 @@ class Leads:
         """Return whether two independent structures contradict the records: entries of two queues,
         or entries of a queue and of the index.
 
-        One case is sufficient by itself: an entry points into a record, and another record has the
-        same queue offset as this record.
+        One case is sufficient by itself: an entry points into a record, and another record has
+        this record's queue offset.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}

@@ -170,7 +170,7 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
     """Return (configuration files, other entries of ``config/``).
 
     With ``section``, return only the files of this section. Databases that replace JSON files come
-    before the JSON files. Without ``config/``, only these databases are returned.
+    before the JSON files. If ``config/`` does not exist, only the databases are returned.
 
     Raises: StoreIOError if the folder cannot be listed.
     """

@@ -132,8 +132,10 @@ def target(letter: DeadLetter, into: Into) -> str | None:
 
 
 class Resending:
-    """Builds message objects from dead letters of ``source``, for `append` to ``store`` (None:
-    ``source`` itself). In the second case, the broker of ``source`` is the store host.
+    """Builds message objects from dead letters of ``source``, for `append` to ``store``.
+
+    If ``store`` is ``source``, messages keep the store host of their dead letters. None: the store
+    is unknown, and the topics are those of ``source``.
     """
 
     def __init__(self, source: Store, store: Store | None, into: Into) -> None:

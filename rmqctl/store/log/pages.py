@@ -22,7 +22,7 @@ from rmqctl.store.queue.rows import CLOCK_SLACK
 
 
 class LogSelection(Protocol):
-    """The part of a selection that limits which part of the log is searched."""
+    """The conditions of a selection that limit which files of the log are searched."""
 
     @property
     def from_phy(self) -> int | None: ...
@@ -35,7 +35,7 @@ class LogSelection(Protocol):
 
 
 def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
-    """Return the numbers of the files that may contain messages of the range.
+    """Return the indices of the files that may contain selected messages.
 
     The time range of a file is from its first record's store time to the next file's first store
     time. A broker's clock may have been set back. A file is therefore omitted only if its time

@@ -135,7 +135,7 @@ class Condition:
         return out
 
     def _candidates(self, page: Page) -> Array:
-        """Return the numbers of the messages for which the condition may hold, because their bytes
+        """Return the indices of the messages for which the condition may hold, because their bytes
         contain the wanted text.
         """
         wanted = self.any_of or (str(self.value),)

@@ -152,7 +152,7 @@ def is_lagging(store: Store) -> bool:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
-    """Return whether a message has the key; its properties are parsed as a broker does."""
+    """Return whether a message has the key; its properties are parsed as a broker parses them."""
     parsed = props.parse(java_text(record.properties))
     return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
             or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))

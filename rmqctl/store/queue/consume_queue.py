@@ -232,7 +232,7 @@ class FileQueue(ConsumeQueue):
         they need not be read again.
         """
         self._leading: dict[int, bytes] = {}
-        """The valid entries at the start of each longer file, by the file's number."""
+        """Valid entries at the start of each file with many entries, by the file's number."""
         self._page: tuple[int, int, bytes] | None = None
         """The last page from which a single entry was read: number of the file, position in the
         file, bytes."""

@@ -33,7 +33,7 @@ class Positions:
     """The consumer offsets of a broker's groups.
 
     ``stored``: offsets in the store, which are not changed. ``committed``: offsets that consumers
-    have committed since.
+    have committed to this server.
     """
 
     stored: dict[Key, dict[int, int]]

@@ -94,8 +94,8 @@ class PlainSends:
 
     def _put_many(self, client: ProducerConnection, host: Host,
                   sends: list[tuple[Any, ...]]) -> bool:
-        """Store several messages by column, with the same result as `_put`. Return False, without
-        storing any, unless all messages are plain.
+        """Store several messages by column, with the same result as `_put`. If a message is not
+        plain, store none of them and return False.
         """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
          ) = zip(*sends, strict=True)

@@ -149,8 +149,8 @@ def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
     """Return the columns of a segment for some messages and for their entries in further queues.
 
-    ``which``: numbers of the messages, ascending.
-    ``further_rows``: numbers of the entries.
+    ``which``: indices of the messages, ascending.
+    ``further_rows``: indices of these entries in ``further``.
     """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (

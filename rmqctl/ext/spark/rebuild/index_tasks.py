@@ -106,8 +106,8 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
     """Yield the task's segments.
 
     With each segment, yield the physical offset and the store time of the entry before the task's
-    first entry. A message without keys belongs to the task of the entry before it. Without such an
-    entry, the message belongs to the task of the first entry.
+    first entry. A message without keys belongs to the task of the entry before it or, if there is
+    none, to the task of the first entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:
@@ -132,10 +132,10 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Count the spools at the beginning that a task does not need.
+    """Return (the number of leading spools that a task does not need, the number of index entries
+    in these spools).
 
-    Return the number of these spools, and the number of the first entry after them. ``keys``:
-    number of index keys in each spool.
+    ``keys``: number of index keys in each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):

@@ -290,7 +290,7 @@ class _UnitMessages:
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
         """Return the messages of a batch whose size and queue offset match their units.
 
-        ``good``: numbers of the valid messages in the batch.
+        ``good``: indices of the valid messages in the batch.
         """
         records = batch.select(good)
         units = rows[good]

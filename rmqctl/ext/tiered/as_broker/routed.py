@@ -1,7 +1,7 @@
 """Read a local store and its tier together (tiered.md §11).
 
-The result is either the selected messages, pulled as a consumer does, or the messages with a given
-key.
+The result is either the selected messages, pulled in the way a consumer pulls them, or the messages
+with a given key.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class IndexDamage(Items):
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
     """Yield each batch of a queue's commit log, and a boolean array: True if the message has a unit
-    and is of the queue's topic.
+    and the queue's topic.
 
     ``offsets``: positions to which the units point, ascending.
     Raises: StoreIOError.

@@ -52,7 +52,7 @@ _MAX_RUNS, _MAX_ROUNDS = 8, 4
 class RecoveredSegment:
     """A segment's state after the recovery.
 
-    ``begin`` and ``end``: first and last store time of the messages; `NEVER` without messages.
+    ``begin`` and ``end``: first and last store time of its messages; `NEVER` if it has none.
     ``all_times``: the times of all messages are known (the times of expired messages are unknown).
     ``quirk``: the two times as a broker reads them, if they differ.
     """

@@ -176,8 +176,8 @@ class _Recovery:
     # -- metadata ---------------------------------------------------------------------------------
 
     def _load_metadata(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
-        """Return three values: the metadata to start from, its backup or None, and the reason why
-        the metadata file cannot be used or None.
+        """Return (the metadata to start from; its backup, or None; the reason why the metadata
+        file cannot be used, or None if it can).
         """
         path = self._scope.metadata_path
         readable = []

@@ -50,7 +50,7 @@ _WINDOW = 4 << 20
 class SegmentSurvey:
     """A commit log segment.
 
-    ``begin`` and ``end``: first and last store time of its messages; `NEVER` without a message.
+    ``begin`` and ``end``: first and last store time of its messages; `NEVER` if it has none.
     ``quirk``: the two times as a broker reads them, if they differ.
     ``damaged``: number of bytes that are not in a message or coda.
     ``beyond``: number of messages that extend past the next segment's base.
@@ -140,8 +140,8 @@ class MessageRows:
         self._tags = TagsCodes(self._topics)
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """Return a row for each message of a batch, and a boolean array: whether each message is of
-        the queue.
+        """Return a row for each message of a batch, and a boolean array: whether each message
+        belongs to the queue.
         """
         topic = self._topics.encode(text.topics(batch))
         rows: Array = np.zeros(len(batch), ROW)

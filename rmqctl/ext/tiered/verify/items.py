@@ -79,7 +79,7 @@ class Items:
         self._empties = folded(np.array(empties, np.int64))
 
     def start(self, file: TierIndexFile) -> None:
-        """Begin a file: all items that are added next are of this file."""
+        """Begin a file, to which all items added from now on belong."""
         self.files.append(file)
         self._tallies.append(ItemTally())
 

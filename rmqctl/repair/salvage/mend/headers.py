@@ -221,9 +221,8 @@ def _digits_one_bit_off(number: bytes) -> list[bytes]:
 
 
 def _one_bit(number: int) -> int | None:
-    """Return the lower 16 bits of a port or reconsume count.
-
-    None unless exactly one of the upper 16 bits is set.
+    """Return the lower 16 bits of a port or reconsume count if exactly one of the upper 16 bits is
+    set; otherwise None.
     """
     high = (number & 0xFFFFFFFF) >> 16
     return number & rules.MAX_PORT if high.bit_count() == 1 else None

@@ -8,7 +8,7 @@ These records are restored:
 * Records whose stored body CRC differs from the computed CRC in one bit. A damaged body is unlikely
   to cause that (32 chances in 2^31).
 * Intact records whose topic, queue, queue offset or transaction bits contradict the consume queue
-  entry that points to them. No entry may confirm the record's own values.
+  entry that points to them, if no entry confirms the record's own values.
 * Complete records, and 512-byte sectors or 4 KiB pages, that are at another record's position
   (`moved`).
 

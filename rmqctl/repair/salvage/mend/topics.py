@@ -62,7 +62,7 @@ possible.
 
 
 class Suspect(NamedTuple):
-    """A message that is a run of queue offsets by itself, so that its topic may be wrong."""
+    """A message that is the only one in its run of queue offsets, so its topic may be wrong."""
 
     place: int
     key: QueueKey
@@ -251,8 +251,8 @@ class TopicEvidence:
         return topics
 
     def _rooms(self, suspect: Suspect, least: int) -> list[bytes]:
-        """Return the topics whose queue lacks the suspect's message; empty once the budget is used
-        up.
+        """Return the topics from whose queue the suspect's message is missing; empty if the budget
+        is used up.
         """
         own, topics = os.fsencode(suspect.key[0]), []
         for topic in self._queues.get((len(own), suspect.key[1]), ()):
@@ -265,7 +265,8 @@ class TopicEvidence:
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
         """Return where the suspect's message is missing from a topic's queue: `_BETWEEN`,
-        `_BEHIND` or `_OPEN`; 0 if it is not missing.
+        `_BEHIND`
+        or `_OPEN`; 0 if it is not missing.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
