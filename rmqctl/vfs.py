@@ -379,7 +379,7 @@ def file_of(path: str) -> tuple[Tree, str, Listed] | None:
 
 
 class Elsewhere(NamedTuple):
-    """The functions that read a file of a mounted place, and its size in bytes."""
+    """Functions that read a file in a mounted place, and the size of the file in bytes."""
 
     read: Callable[[int, int], bytes]
     gather: Callable[[Sequence[tuple[int, int]]], list[bytes]]

@@ -1,4 +1,5 @@
-"""Determine the state of a store to copy: the end of its log, and queues and index up to this end.
+"""Determine the state of a store that a backup copies: the log up to a fixed end, and the queues
+and the index up to the same end.
 
 A running broker writes to the log first, then to the consume queues and the index. So this module
 first determines the end of the log, then waits briefly for the entries of the last message.

@@ -153,8 +153,8 @@ def _queues(
 
 
 def _lay(spans: list[ObjectSpan], added: Iterable[ObjectSpan], moved: int) -> None:
-    """Insert the spans ``added``, shifted by ``moved`` bytes, into the spans of a file. Where they
-    overlap older spans, they replace these.
+    """Insert the spans ``added``, shifted by ``moved`` bytes, into the spans of a file. Added spans
+    replace older spans that they overlap.
     """
     for start, end, name, at in added:
         span = ObjectSpan(start + moved, end + moved, name, at)

@@ -111,7 +111,9 @@ class Point:
 
 
 def id_of(moment: int) -> str:
-    """Return the name of the point with this time (epoch ms); names sort in the order of time."""
+    """Return the name of the point with this time (epoch ms). The alphabetical order of names is
+    the order of times.
+    """
     at = datetime.fromtimestamp(moment / 1000, UTC)
     return f"{at:%Y%m%dT%H%M%S}.{moment % 1000:03d}Z"
 

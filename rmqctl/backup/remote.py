@@ -270,8 +270,9 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
 
 
 def _lower_offsets(view: Store, uploads: _Uploads) -> int:
-    """Lower each consumer offset beyond the end of its copied queue to this end, in the stored
-    files only. Offsets in RocksDB are not changed. Return the number of lowered offsets.
+    """If a consumer offset is beyond the end of its copied queue, lower it to the end of the queue.
+    This changes only the stored files, not offsets in RocksDB. Return the number of lowered
+    offsets.
     """
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)

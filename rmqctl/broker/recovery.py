@@ -153,7 +153,7 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """Return the number of the file in which recovery starts, and the reason.
+    """Return the index of the file in which recovery starts, and the reason.
 
     ``max_physic``: the physical offset up to which the log was dispatched, used if `by_rows`.
     ``clean``: whether the last stop was clean; None: determined from the store.

@@ -104,7 +104,7 @@ _TOKEN = re.compile(r"""
   | (?P<double> [0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)? | \.[0-9]++(?:[eE][+-]?[0-9]++)?
               | [0-9]++[eE][+-]?[0-9]++ )
   | (?P<whole> 0 | [1-9][0-9]*+[lL]? )
-  | (?P<text> '[^']*+(?:''[^']*+)*' )  # of '''x the first two, where no quote follows
+  | (?P<text> '[^']*+(?:''[^']*+)*' )  # in '''x, only '' if no other quote follows
   | (?P<name> [A-Za-z_$][A-Za-z0-9_$]*+ )
   | (?P<sign> <= | <> | >= | [<>=(),+-] )
 """, re.VERBOSE | re.DOTALL)

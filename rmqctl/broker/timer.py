@@ -265,9 +265,7 @@ class TimerFiles:
 
     @property
     def first_revised(self) -> int:
-        """Return the number of the first timer log file that a startup reads to revise the
-        wheel.
-        """
+        """Return the index of the first timer log file that a startup reads to revise the wheel."""
         if not self.files:
             return 0
         begin = max(self.checked.last_timer_log_flush_pos - self.file_size, 0)

@@ -58,7 +58,7 @@ def take(folder: Folder, root: str, log_folders: Iterable[str],
             elif row["kind"] == "file" or path == root:
                 digest = None
                 if about.st_size - about.st_blocks * _SECTOR > _MAX_HOLES:
-                    row["problem"] = f"{path}: not hashed: more than 1 TiB of it are holes"
+                    row["problem"] = f"{path}: not hashed: it has more than 1 TiB of holes"
                 else:
                     digest = file_digest(base, row["path"], about.st_size, _MAX_HOLES,
                                          device=row["kind"] == "device")

@@ -393,7 +393,8 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
             command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ") else
             Phrase("at once sets readQueueNums, so that consumers read all queues of the topic")
             if "--read-queues" in command and "--write-queues" not in command else
-            Phrase("at once recreates the topic's configuration, so that clients can use it"),
+            Phrase("recreates the topic's configuration immediately, so that clients can use "
+                   "the topic"),
             "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):
         yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
@@ -404,7 +405,9 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
 
 
 def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextStep]:
-    """Yield repairs: those that use another copy first, then those that need only this store."""
+    """Yield the possible repairs: first those that use another copy, then those that need only this
+    store.
+    """
     if outlook.undo_first is not None:
         yield NextStep(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
         return

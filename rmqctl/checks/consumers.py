@@ -79,8 +79,8 @@ class QueueImpact(NamedTuple):
     * ``would_be_cut``, ``without_row``, ``undecodable``: the reasons for ``at_risk``
     * ``goes_on_at``: queue offset that a consumer reads next
     * ``twice``: messages certainly delivered again
-    * ``twice_at_most``: also messages that may be delivered again because the position on disk may
-      be out of date
+    * ``twice_at_most``: ``twice``, plus messages that may be delivered again because the position
+      on disk may be out of date
     * ``skipped``: intact unread messages of a group that loses its position at startup and
       continues at the end of the queue (by default)
     """

@@ -15,9 +15,9 @@ from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
 MAX_HOLES = 4 << 30
-"""Maximum number of bytes of holes in a file that are read as zeros.
+"""Maximum total size in bytes of the holes of a file that are read as zeros.
 
-No file of a broker has more. A file without allocated blocks could claim any size.
+The holes of a broker's file are never larger. A file without allocated blocks could claim any size.
 """
 
 

@@ -227,8 +227,8 @@ class Diagnosis:
 
     @property
     def _replaced(self) -> Phrase | None:
-        """Return a sentence about the messages that a repair replaced or marked; None without
-        any.
+        """Return a sentence about the messages that a repair replaced or marked; None if there are
+        none.
         """
         count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",

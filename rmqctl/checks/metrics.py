@@ -29,7 +29,7 @@ HELP = {
     "rmqctl_store_troubles": "Files and entries that could not be read.",
     "rmqctl_store_bytes": "Bytes on the disk by structure.",
     "rmqctl_store_free_bytes": "Free bytes on the disk of the store.",
-    "rmqctl_topic_messages": "Messages of a topic with a consume queue entry.",
+    "rmqctl_topic_messages": "Messages of a topic that have a consume queue entry.",
     "rmqctl_group_diff": "Messages a group has not consumed; negative: its offset is beyond the "
     "end.",
     "rmqctl_store_timestamp_seconds": "Time of this reading.",

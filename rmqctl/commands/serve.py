@@ -268,8 +268,8 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Create topics as a message to an unknown topic does. Raises: RefusedError for names that
-    brokers reject.
+    """Create topics as a broker does when a message to an unknown topic arrives. Raises:
+    RefusedError for names that brokers reject.
     """
     try:
         for broker in brokers if names else ():

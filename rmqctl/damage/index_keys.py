@@ -34,8 +34,8 @@ class IndexedKey(NamedTuple):
 
     * ``key_hash``: the hash of the key.
     * ``time``: the start of the second in which the message was stored (ms).
-    * ``is_begin``: whether ``time`` is the begin time of the index file, which messages older than
-      the file also have.
+    * ``is_begin``: whether ``time`` is the begin time of the index file. The entries of messages
+      older than the file also contain this time.
     * ``exact``: whether ``time`` is the exact store time.
     """
 

@@ -110,7 +110,7 @@ class Attempt:
         return WrittenFile(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
-        """Flush the closed files to disk that `close` has not flushed. Raises: WriteError."""
+        """Flush to disk the closed files that `close` has not flushed. Raises: WriteError."""
         late, self._closed = self._closed[MANY:], []
         with self.writing(""):
             sync_many(late, self.folder)

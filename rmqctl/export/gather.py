@@ -29,8 +29,7 @@ from rmqctl.export.task import ExportedRange
 MAX_FILE_BYTES = 512 << 20
 """Size in bytes at which a new file is begun."""
 Place = tuple[int, int]
-"""Position of messages in log order: the number of a range, and the number of a buffer in that
-range.
+"""Position of messages in log order: the index of a range, and the index of a buffer in that range.
 """
 
 

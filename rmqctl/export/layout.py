@@ -117,7 +117,7 @@ class Partitions:
         self._by_values: dict[Values, int] = {}
 
     def codes(self, batch: Batch) -> Array:
-        """Return the number of each message's partition (int64)."""
+        """Return, for each message, the number that identifies its partition (int64)."""
         key: Array = np.zeros(len(batch), np.int64)
         if not len(batch):
             return key

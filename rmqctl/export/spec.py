@@ -78,7 +78,7 @@ class Export:
         ``csv_text``: conversion of texts in CSV.
         ``decoding``: decoder of bodies.
         ``decoded``: add the fields of `DECODED`.
-        ``redaction``: replaces user data by digests.
+        ``redaction``: replaces user data with digests.
         Raises: UsageError for options that contradict each other.
         """
         # Refuse unknown names before any default is applied to them.

@@ -26,8 +26,8 @@ from rmqctl.files.durable import (
 )
 
 ASIDE, TIER_ASIDE = "aside", "tiered/aside"
-"""Folders below ``.rmqctl`` for replaced contents. ``ASIDE``: of a store or a broker's local root;
-``TIER_ASIDE``: of a tier (`tiered.files.writer`).
+"""Folders below ``.rmqctl`` for replaced contents. ``ASIDE``: in a store or a broker's local root;
+``TIER_ASIDE``: in a tier (`tiered.files.writer`).
 """
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 

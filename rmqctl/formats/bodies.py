@@ -45,7 +45,7 @@ class _Stream(Protocol):
 def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
     """Return the decompressed content of ``body``, which consists of members of format ``kind``.
 
-    ``start`` creates a decompressor of one member. The time is linear in the sizes of body and
+    ``start`` creates a decompressor for one member. The time is linear in the sizes of body and
     content, whatever the number of members.
 
     Raises: TooLargeError beyond ``most`` bytes, ValueError for a truncated body, exceptions of the

@@ -61,7 +61,7 @@ class EntryHeadRecord(NamedTuple):
 
 
 class IndexUnitRecord(NamedTuple):
-    """One unit of the DLedger index: the position in the data of the entry with this index."""
+    """One unit of the DLedger index: the position of the entry with this index in the data."""
 
     magic: int
     pos: int

@@ -227,7 +227,7 @@ def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
 
 def _patched(root: str, step: Step) -> Step:
     """Return a step that writes only the pages that differ. If the size of the file changes, return
-    the step itself.
+    ``step`` unchanged.
     """
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step

@@ -33,7 +33,7 @@ class Timeline:
     """Numbers of messages and bytes by store time, in at most `MAX_STEPS` steps of ``step`` ms.
 
     ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: number of
-    messages before the first broker or after 2099; no step counts them.
+    messages with a time before the first broker existed or after 2099; no step counts them.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ class LightQueues:
 
 
 class QueueNumbers:
-    """Small numbers for queues, stable over the batches of any number of walks."""
+    """Assigns small numbers to queues. A queue has the same number in all batches of all walks."""
 
     def __init__(self) -> None:
         self._queues = KeyNumbers()
@@ -128,7 +128,7 @@ class QueueNumbers:
         return self._texts.by_number
 
     def topic(self, texts: text.Texts) -> Array:
-        """Return the number of each topic."""
+        """Return, for each topic, the number assigned to it."""
         return self._texts.of_texts(texts)
 
     def number(self, key: QueueKey) -> int:

@@ -164,9 +164,7 @@ def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
 
 def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
                   units: Array) -> None:
-    """Write the hash and the UTF-16 length of a text that is not ASCII to a position of the
-    outputs.
-    """
+    """Store the hash and the UTF-16 length of a non-ASCII text in row ``row`` of the outputs."""
     decoded = data[start:start + length].tobytes().decode("utf-8", "replace")
     out[row] = string_hash(decoded)
     units[row] = len(decoded.encode("utf-16-be")) // 2
@@ -320,7 +318,9 @@ class KnownTexts:
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
-        """Return the number of each text (int64). ``number(raw)`` is called for a new text."""
+        """Return, for each text, the number assigned to it (int64). ``number(raw)`` assigns a
+        number to a new text.
+        """
         if active() is None:
             return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
         places = self._table.encode(texts)
@@ -349,7 +349,9 @@ class FixedTexts:
 
 
 class Dictionary:
-    """Small numbers for recurring texts (topics, tags), stable over the batches of a walk."""
+    """Assigns small numbers to recurring texts (topics, tags). A text has the same number in all
+    batches of a walk.
+    """
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
@@ -464,8 +466,8 @@ class PropertySegments:
             room = count
 
     def find(self, name: str) -> tuple[Array, Texts]:
-        """Return (row numbers ascending, values) of the records that have the property: see
-        `places`.
+        """Return (row numbers in ascending order, values) for the records that have the property;
+        see `places`.
         """
         row, start, length = self.places(name)
         return row, Texts(self.data, start, length)

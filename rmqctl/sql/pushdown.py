@@ -92,7 +92,7 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """Return the smallest and the greatest integer of a column that can meet a comparison.
+    """Return the smallest and the greatest integer in a column that can satisfy a comparison.
 
     None: no limit.
     ``unit``: units of ``values`` per unit of the column, such as 1000 for µs and a column in ms.

@@ -93,7 +93,7 @@ class BrokerConf:
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
-        """Return the folders of the log of a store at ``root``; () if no folder named by the file
+        """Return the folders of the log of a store at ``root``; () if no folder named in the file
         contains log files.
 
         A folder below storePathRootDir is looked up below ``root``; any other folder is used

@@ -77,7 +77,7 @@ def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, 
     topic = os.fsdecode(record.topic)
     assert f"{topic}/{record.queue_id} lacks queue offset {record.queue_offset} here" in (
         action["reason"])
-    assert ("has its keys in the index" in action["reason"]) == (lost == "queues")
+    assert ("the index has the message's keys" in action["reason"]) == (lost == "queues")
     assert "left_damaged" not in done
     now = bytes_of(root)
     assert {path: now[path] for path in was if path.startswith("commitlog")} == {
@@ -180,7 +180,7 @@ def test_one_of_which_only_the_index_tells(tmp_path: Path) -> None:
     built, found = torn(tmp_path, 4, b"sefund", lost="queues")
     action, = found.actions
     assert action.reason == (
-        "topic 'sefund': corrected to refund, which has its keys in the index")
+        "topic 'sefund': corrected to refund; the index has the message's keys under this topic")
     assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
 
 

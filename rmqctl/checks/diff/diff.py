@@ -347,7 +347,7 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
     """Yield a difference for each queue whose bounds are not the same in both views.
 
     Entries expire with the log. So a different first offset counts only if both logs begin at the
-    same offset, or with ``whole``.
+    same offset or ``whole`` is true.
     """
     left, right = _bounds(a), _bounds(b)
     strict = whole or a.store.log.min_offset == b.store.log.min_offset

@@ -59,7 +59,7 @@ def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class MessageCounts:
-    """Numbers of messages of a log, counted during a scan. ``first_damaged``: physical offset of
+    """Numbers of messages in a log, counted during a scan. ``first_damaged``: physical offset of
     the first message with damaged properties.
     """
 

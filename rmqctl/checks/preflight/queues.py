@@ -105,7 +105,7 @@ class RecoveredQueues:
         return bool(self._batch_topics) and self._version.generation >= 5
 
     def number(self, key: QueueKey) -> int:
-        """Return the number of a plain queue in ``states``; add the queue if it is new."""
+        """Return the index of a plain queue in ``states``; add the queue if it is new."""
         return self._maker(PLAIN)(key)
 
     @property

@@ -79,7 +79,7 @@ class LostMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SecondStart:
-    """A clean start after the predicted start, if only this second start truncates the log.
+    """A clean startup after the predicted one, if only this second startup truncates the log.
 
     The recovery begins at ``start_file``, reaches older damage (``stop_reason``), and truncates the
     log at ``truncate_to``.

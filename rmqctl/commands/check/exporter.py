@@ -77,8 +77,8 @@ def command(
 
 
 def bound(server: Any) -> None:
-    """Limit the connections of the library's HTTP ``server``: their number to `MAX_CONNECTIONS`,
-    the time for which it waits for a client to `MAX_WAIT_S`.
+    """Limit the library's HTTP ``server`` to `MAX_CONNECTIONS` connections, and its wait for a
+    client to `MAX_WAIT_S`.
 
     By default, the server's thread for a connection waits forever for a silent client. At the
     limit, a new connection closes the oldest one. Normal requests are not affected: they end long

@@ -27,8 +27,8 @@ def command(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="Consumer group of --unconsumed.")] = None,
     unconsumed: Annotated[bool, typer.Option(
-        "--unconsumed", help="Only messages after the --group's offsets in each queue, including "
-                             "its retry topic.")] = False,
+        "--unconsumed", help="Only messages after the offsets of --group in each queue, including "
+                             "the group's retry topic.")] = False,
     view: Annotated[Literal["auto", "disk", "broker"], typer.Option(
         "--view", help="disk: everything intact. broker: what a broker serves. auto: disk, but "
                        "compaction topics as served.")] = "auto",

@@ -71,11 +71,11 @@ def command(
 ) -> None:
     """Carve messages out of damaged files, disk images, devices or folders.
 
-    Recognizes records by magic, lengths and body CRC, anywhere and in any order; bytes in the body
-    of an intact record are not taken for records. Each message is listed once with its source,
-    offset and placement: in-place, doubtful (maybe part of a damaged message's body) or misplaced
-    (other messages contradict its physical offset). --out writes them to a new store at their
-    physical and queue offsets, or to one store per log. Exit code 1 if nothing or damage was found.
+    Recognizes records by magic, lengths and body CRC, anywhere and in any order; bytes inside an
+    intact record are ignored. Each message is listed once with its source, offset and placement:
+    in-place, doubtful (maybe part of a damaged message's body) or misplaced (other messages
+    contradict its physical offset). --out writes them to a new store at their physical and queue
+    offsets, or to one store per log. Exit code 1 if no message was found, or if there is damage.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
         rmqctl carve disk.img --fields source_offset,placement,topic,body -o csv

@@ -38,8 +38,8 @@ def command(
     list_all: Annotated[bool, typer.Option(
         "--list", help="Only list the repairs of STORE, newest first.")] = False,
     force: Annotated[bool, typer.Option(
-        "--force", help="Undo even if files were changed since; their current versions are kept, "
-                        "too.")] = False,
+        "--force", help="Undo even if files have changed since the repair; their current versions "
+                        "are kept, too.")] = False,
     moved: Annotated[list[str] | None, typer.Option(
         "--moved", metavar="OLD=NEW", show_default=False,
         help="For a moved or copied store: a folder outside it in which the repair changed files, "

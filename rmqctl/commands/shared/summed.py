@@ -102,8 +102,8 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """Show a table of actions with at most ``most`` rows. Many actions are grouped in rows by kind
-    and topic. Return whether each action has its own row.
+    """Show a table of actions with at most ``most`` rows. If there are more than `MAX_LISTED`
+    actions, similar ones share a row. Return whether each action has its own row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= MAX_LISTED:

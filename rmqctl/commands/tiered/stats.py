@@ -29,8 +29,8 @@ def command(
     """Count a tier's messages, bytes and rates.
 
     Reads the tiered commit logs once and counts the messages that consume queues point to. Other
-    bytes (messages written again after a failure, or no message) and uploaded index files are
-    counted separately. Times and rates come from the messages, not from the metadata.
+    bytes (messages written again after a failure, or data that is not a message) and uploaded index
+    files are counted separately. Times and rates come from the messages, not from the metadata.
 
         rmqctl tiered stats /mnt/tier --by queue
         rmqctl tiered stats /mnt/tier --topic orders --by hour --plot

@@ -40,7 +40,7 @@ def command(
                               "flags and properties.")] = False,
     replay: Annotated[bool, typer.Option(
         "--replay", help="Put messages as a broker would at the recorded times and from the "
-                         "recorded hosts: same bytes.")] = False,
+                         "recorded hosts; this gives the same bytes.")] = False,
     batch: Annotated[bool, typer.Option(
         "--batch",
         help="Put consecutive messages with the same topic, queue, times and hosts as one "

@@ -24,7 +24,7 @@ MIN_LENGTH, STRETCHES = 1 << 20, 256
 ``STRETCHES``: approximate number of stretches in a log, plus one for each file.
 """
 _MAX_ROWS = 2 << 20
-"""Maximum number of columns of runs (40 bytes each) that all stretches together keep."""
+"""Maximum number of columns of runs (40 bytes each) that all stretches keep in total."""
 
 
 class SurveyState(NamedTuple):

@@ -19,8 +19,8 @@ class TwinFiles(QueueFiles):
     ``twin``.
 
     Nothing is written while every unit equals the twin's. At the first difference, all earlier
-    units are written; from then on, every unit is written. A padding entry also equals the twin's
-    entry of a message before ``log_min``, the start of the log.
+    units are written; from then on, every unit is written. A padding entry also counts as equal to
+    the twin's entry of a message before ``log_min``, the start of the log.
     """
 
     __slots__ = ("_first", "_log_min", "_next", "_twin")

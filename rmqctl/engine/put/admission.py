@@ -140,8 +140,8 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """Return a text that names the first invalid number: it does not fit its field, or is a
-    negative queue id. Return None if all numbers are valid.
+    """Return a text that names the first invalid number; None if all numbers are valid. A number is
+    invalid if it does not fit its field or is a negative queue id.
     """
     for name in names:
         value = getattr(holder, name)

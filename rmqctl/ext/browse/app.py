@@ -271,7 +271,9 @@ class Browser(Navigator):
             self._show(self.place)
 
     def action_escape(self) -> None:
-        """End the full-screen pane, else stop reading, else leave or remove the filter."""
+        """Close the full-screen pane. If none is open, stop reading; if nothing is being read,
+        leave or remove the filter.
+        """
         line, rows = self.main.query_one("#filter", Input), self._list
         if not rows.display:
             self.action_zoom()

@@ -80,7 +80,7 @@ def _is_kept(keys: tuple[str, ...]) -> bool:
 
 
 class JavaMap:
-    """A small ``HashMap<String, String>`` of a given initial capacity (a power of two)."""
+    """A small ``HashMap<String, String>`` with a given initial capacity (a power of two)."""
 
     __slots__ = ("_entries", "capacity")
 

@@ -41,8 +41,8 @@ def parse(data: bytes) -> list[PropertyEntry]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yield (a line joined with its continuation lines, its number), without blank lines and
-    comments.
+    """Yield (line, line number) for each line that is not blank or a comment. A line includes its
+    continuation lines.
     """
     pending, begun = "", 0
     for number, natural in enumerate(re.split("\r\n|\r|\n", text), start=1):

@@ -176,9 +176,7 @@ _WORDS = ENTRY.size // SLOT.size
 
 
 def candidates(size: int) -> Iterator[IndexShape]:
-    """Yield possible shapes for a file of this size, the likely ones first, at most about
-    100,000.
-    """
+    """Yield up to about 100,000 possible shapes for a file of this size, the most likely first."""
     words = (size - HEADER.size) // SLOT.size
     if words * SLOT.size != size - HEADER.size:
         return

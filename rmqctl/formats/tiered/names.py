@@ -14,7 +14,7 @@ COMMIT_LOG = "COMMIT_LOG"
 CONSUME_QUEUE = "CONSUME_QUEUE"
 INDEX = "INDEX"
 KINDS = (COMMIT_LOG, CONSUME_QUEUE, INDEX)
-"""The types of flat files; the position of a type is its number in the metadata."""
+"""The types of flat files; the index of a type in this sequence is its number in the metadata."""
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 INDEX_QUEUE = 0

@@ -112,7 +112,7 @@ class Checksums:
         """CRCs of ranges: element ``n`` is the CRC of the bytes ``[anchor, anchor + n * grid)``."""
 
     def crc(self, start: int, end: int) -> int | None:
-        """Return the CRC of ``[start, end)``; None if the source ends before."""
+        """Return the CRC of ``[start, end)``; None if the source ends before ``end``."""
         window = self._window
         if window.start <= start and end <= window.end and end - start <= _DIRECT:
             view = memoryview(window.buffer)[start - window.start:end - window.start]

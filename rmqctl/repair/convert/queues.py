@@ -65,7 +65,7 @@ FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
 class ConvertOptions:
     """Options of a conversion.
 
-    ``to``: the new form of the consume queues. ``given``: values by the names of `Settings`; None
+    ``to``: the new form of the consume queues. ``given``: values by field name of `Settings`; None
     for a value that is not given.
     """
 

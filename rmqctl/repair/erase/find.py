@@ -35,7 +35,8 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 MIN_RUN = 16
-"""Minimum size in bytes of a body to search for by content, and of a run of its bytes that counts.
+"""Minimum size in bytes of a body that is searched for by content, and of a run of its bytes that
+counts as a match.
 """
 _MAX_HELD = 16 << 20
 """Maximum total size in bytes of the bodies that are searched for by content."""
@@ -71,8 +72,8 @@ class Traits:
     whole_batches: bool = False
     """True to erase a whole compressed batch if one of its messages is to be erased."""
     unsearched: set[int] = field(default_factory=set)
-    """Physical offsets of messages whose bodies are not searched for, because they exceed
-    `_MAX_HELD`.
+    """Physical offsets of messages whose bodies are not searched for, because the total size of all
+    bodies would exceed `_MAX_HELD`.
     """
 
     def add(self, record: Record) -> None:

@@ -331,8 +331,8 @@ class StepApplier(StepStates):
                  mtime_ns: int | None = None) -> None:
         """Undo the part of the step that was carried out. Raises: ChangedError, StoreIOError.
 
-        Nothing is deleted. Files from the repair are moved to the folder ``undone``, and with
-        ``force`` also later changes.
+        Nothing is deleted. Files that the repair created are moved to the folder ``undone``. With
+        ``force``, files that were changed later are moved there, too.
         """
         path = self.path(record)
         if record.kind == "patch":

@@ -126,8 +126,8 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileSta
 def set_length(fd: int, size: int, path: str) -> None:
     """Set the length of a file. Raises: StoreIOError.
 
-    A target changes its length only if a patch reaches beyond its end. So an undo removes only
-    bytes from the repair, or zeros.
+    The length of a target changes only if a patch reaches beyond the end of the target. So an undo
+    removes only bytes that the repair wrote, and zeros.
     """
     try:
         os.ftruncate(fd, size)

@@ -213,8 +213,8 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return, by physical offset, the index entries of each message with an entry for a foreign
-    key.
+    """Return, by physical offset, the index entries of each message that has an index entry for a
+    foreign key.
 
     A foreign key is not a key of the message. Only entries that are in the chain of their slot and
     in the order of the log are returned.

@@ -30,7 +30,7 @@ _CHUNK = 32 << 20
 
 @dataclass(slots=True)
 class Bulk:
-    """Lost messages of one missing file that get a filler each, in order of physical offset.
+    """Lost messages of one missing file, in order of physical offset. Each of them gets a filler.
 
     Messages do not overlap; `gaps` yields the ranges without a message. Columns:
 

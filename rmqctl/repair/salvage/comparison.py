@@ -54,7 +54,9 @@ together.
 """
 _OF_ONE = frozenset(field.name for field in fields(Record)) - {
     "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
-"""Fields that are never all equal in different messages of two brokers at one physical offset."""
+"""At least one of these fields differs between different messages of two brokers at the same
+physical offset.
+"""
 
 
 @dataclass(slots=True)

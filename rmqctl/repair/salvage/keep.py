@@ -104,7 +104,7 @@ def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
     """Return (the record's bytes with the mark and right CRCs, the source of the space in words).
 
-    None if the space is not enough. Damaged properties are dropped. An intact body may be
+    None if there is not enough space. Damaged properties are dropped. An intact body may be
     compressed, but is never truncated. ``sealed``: whether the store's records end with an appended
     CRC. ``wanted``: properties to add.
     """

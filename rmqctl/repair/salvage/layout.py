@@ -135,7 +135,7 @@ class Filling:
             before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the item after the gap, start, end) for each gap in the span.
+        """Yield (index of the item after the gap, start, end) for each gap in the span.
 
         The gaps before the first item and after the last item are included.
         """

@@ -88,8 +88,8 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     first.
 
     * ``syndromes``: possible differences between the computed and the stored CRC.
-    * ``most``: limit for the weight of all candidates. Above this limit the search ends, unless the
-      damaged bytes of a text are not text and so show the positions.
+    * ``most``: limit for the weight of all candidates. Above this limit, the search ends, unless
+      the body is a text and bytes that are not text show which positions are damaged.
     """
     # Only in a text, bytes that are not text show the damage.
     odd = odd_bytes(content.data, properties=content.properties)

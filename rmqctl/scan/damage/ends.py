@@ -121,11 +121,10 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Earl
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
-    """Return the frames before the last possible end as (their number, counted from frame
-    ``first``; a position or None).
+    """Return (number of frames from frame ``first`` to the last possible end; a position or None).
 
-    With None, the number is final. A position means that frames must first be read up to there. No
-    possible end is after ``limit``.
+    If the second value is None, the number is final. Otherwise, frames must first be read up to
+    that position. No possible end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.

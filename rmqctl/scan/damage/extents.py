@@ -263,7 +263,7 @@ def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
     """Return (position and size of the consecutive frames from ``at`` up to ``end``; whether an
-    intact record extends over ``end``). No record inside a body extends over the body's end.
+    intact record extends past ``end``). No record inside a body extends past the body's end.
     """
     frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
@@ -500,7 +500,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
 
 
 def _has_topic(source: Source, at: int, magic: int) -> bool:
-    """Return whether a topic with its length before it is at a position: every record has one."""
+    """Return whether a topic, preceded by its length, is at a position, as in every record."""
     width = variant(0, magic).topic_length.size
     length = int.from_bytes(source.read(at, width), "big")
     topic = source.read(at + width, min(length, 1 << 10))

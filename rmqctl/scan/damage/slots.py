@@ -194,8 +194,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return a number for each frame: the missing messages of all queues. Each queue counts with
-    the number at its first frame from this frame on.
+    """Return, for each frame, the total number of missing messages of all queues. The number of
+    each queue is the one at its first frame that is not before this frame.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]

@@ -28,7 +28,9 @@ def tails_of(data: bytes) -> set[int]:
 
 
 def ends_record(data: bytes) -> bool:
-    """Return whether a record may end with these bytes: they end with a topic and properties."""
+    """Return whether a record may end with these bytes, that is, whether they end with a topic and
+    properties.
+    """
     array = np.frombuffer(data, np.uint8)
     for place in _properties(array):
         properties = data[place + PROPERTIES_LENGTH_SIZE:]

@@ -90,8 +90,8 @@ ARRAYS: dict[str, Array] = {
 
 
 def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
-    """Return the numbers of the units in ``data`` that contain a nonzero byte; with ``every``, of
-    all units.
+    """Return the indices of the units in ``data`` that contain a nonzero byte; with ``every``, the
+    indices of all units.
     """
     count = len(data) // unit
     if every:

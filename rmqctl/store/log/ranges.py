@@ -1,9 +1,9 @@
 """The log divided into ranges that several threads process, with results in order.
 
-The first range of a file starts at its start. Every other range starts at the first provable record
-at or after a nominal offset. The exact end of a range is known only after its scan. If the next
-range does not start there, it is scanned again from there. So results never depend on the number of
-threads.
+The first range of a file starts at the start of the file. Every other range starts at the first
+provable record at or after a nominal offset. The exact end of a range is known only after its scan.
+If the next range does not start there, it is scanned again from there. So results never depend on
+the number of threads.
 """
 
 from __future__ import annotations

@@ -413,7 +413,7 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
 
 
 def _spread(rows: ExpectedRows) -> list[ExpectedRows]:
-    """Split expected entries into parts with close queue offsets, so that no read consists mostly
+    """Split expected entries into groups with nearby queue offsets, so that no read consists mostly
     of unneeded entries.
     """
     span = int(rows.offset.max() - rows.offset.min())

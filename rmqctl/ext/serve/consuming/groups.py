@@ -77,7 +77,9 @@ class Group:
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """Return the member with a client id that joined last; None if no such member exists."""
+        """Return the member with a client id; None if no such member exists. If several members
+        have this id, return the one that joined last.
+        """
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 

@@ -337,7 +337,7 @@ class GroupDeliveries:
         return queue
 
     def forget(self, queue: _PopQueue) -> None:
-        """Forget the messages in flight of a queue."""
+        """Forget a queue's messages that are in flight."""
         self.flying -= len(queue.flights)
         self._pops.flying -= len(queue.flights)
         queue.flights.clear()

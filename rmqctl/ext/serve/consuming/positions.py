@@ -43,7 +43,7 @@ class Positions:
     written: int = 0
     """The value of ``changes`` at the last save."""
     touched: set[Key] | None = None
-    """Groups and topics with newly committed offsets; None to collect none."""
+    """Groups and topics with newly committed offsets; None if they are not collected."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

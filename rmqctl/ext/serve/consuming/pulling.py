@@ -154,8 +154,8 @@ def response_to(pulled: Pulled, offset: int) -> Response:
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """A request that waits for messages until it expires. ``key``: the queue, or a line of
-    requests.
+    """A request that waits for messages until it expires. ``key``: the queue, or the line
+    (`lines.Line`) in which the request waits.
     """
 
     broker: Broker

@@ -79,7 +79,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         self.unsent = Quota(MAX_UNSENT, self.part)
-        """The limit of bytes of messages that are being written to clients."""
+        """The limit on the bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
         """Lock for searching queues, so that other requests are answered between two searches."""
         self.sessions = Sessions(self.brokers, self._gone)

@@ -59,8 +59,8 @@ _END_S = 0.02
 _IN_CORE = 2
 """Bytes of memory that the core uses for one byte of an incomplete request."""
 _SMALL = 64
-"""Frames with less content than this (bytes) are small. Many small frames cost more time than their
-content.
+"""Frames with less content than this (bytes) count as small. Handling many small frames takes more
+time than handling their content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
 """Limits of a connection's small frames and resets. ``_SMALL_RATE``: frames per second.

@@ -66,7 +66,7 @@ class Proxy:
         self._endpoint = Endpoint(brokers, listen, part)
         self._connections = connections
         self._clients = Quota(connections, part)
-        """The limit of client streams."""
+        """The limit on client streams."""
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._streams: Counter[str] = Counter()

@@ -185,7 +185,7 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 
 @dataclass(frozen=True)
 class RequestCode:
-    """A request of the table.
+    """A request in the table.
 
     ``fields``: for each header field, its kind and whether the field is required. ``long``: the
     full names of one-letter fields.

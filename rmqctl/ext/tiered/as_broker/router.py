@@ -120,7 +120,9 @@ class LocalSide:
         return None if unit is None else (unit.physical_offset, unit.size)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return a queue's min offset; 0 if it does not exist, since a broker then creates it."""
+        """Return a queue's min offset; 0 if the queue does not exist, because a broker then creates
+        it.
+        """
         queue = self._queue(topic, queue_id)
         if queue is None:
             return 0

@@ -50,7 +50,7 @@ class Block:
     tags: Array
     batch: Batch
     group_starts: list[int] = field(default_factory=list)
-    """Numbers of the messages in this block with which a broker would begin a group commit."""
+    """Indices of the messages in this block with which a broker would begin a group commit."""
 
     def __len__(self) -> int:
         return len(self.end)

@@ -129,11 +129,11 @@ def plan_resume(queue: FlatQueue, metadata: Metadata,
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Remove segments after a gap from ``queue`` if the metadata does not confirm them. Only the
-    object in memory changes. Return the removed segments.
+    """Remove from ``queue`` the segments after a gap, if the metadata does not confirm them; return
+    the removed segments. Only the object in memory changes.
 
-    After a power failure a segment may be on disk although the end of the previous segment is not.
-    No byte of such a segment was ever committed.
+    After a power failure, a segment may be on disk although the end of the previous segment is
+    missing. No byte of such a segment was ever committed.
     """
     loose = []
     for flat in (queue.consume_queue, queue.commit_log):

@@ -384,8 +384,8 @@ def times_of(file: TierIndexFile) -> tuple[int, int, int]:
     """Return the largest store time of a file's items, and a lower and an upper bound of this time.
 
     The bounds are computed from the items. The largest store time is the header's end time. A
-    broker loses the end time when it reopens a file (tiered.md §5.1). Therefore the upper bound
-    replaces an end time before the lower bound.
+    broker loses the end time when it reopens a file (tiered.md §5.1). Therefore, an end time that
+    is before the lower bound is replaced with the upper bound.
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp

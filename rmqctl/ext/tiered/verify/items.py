@@ -163,7 +163,7 @@ class Items:
         for number in sorted(missing):
             queue = self.queues[number]
             yield Finding("tiered-index-missing", "index", f"{plural(missing[number], 'key')} of "
-                          "messages without index items: pending, or lost in a broker crash",
+                          "messages have no index items: pending, or lost in a broker crash",
                           queue.commit_log.reader.where(queue.commit_log.folder),
                           topic=queue.name.topic, queue_id=queue.name.queue_id,
                           queue_offset=first_missing[number], count=missing[number])

@@ -30,7 +30,7 @@ should contain the key.
 """
 ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
                  ("time_diff", np.int32)])
-"""An index item; ``file``: the number of its file; ``number``: the item's number in the file."""
+"""An index item. ``file``: the index of its file; ``number``: the item's index in the file."""
 _MIX = tuple(np.uint64(factor) for factor in (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 BUCKETS = 64

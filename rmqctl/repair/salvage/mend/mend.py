@@ -537,8 +537,8 @@ class _Round:
 
     def _candidates(self, source: Source, position: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:
-        """Yield candidates for the original record: physical offset and magic corrected, at most
-        one bit of a length flipped.
+        """Yield candidates for the original record. Physical offset and magic are corrected, and at
+        most one bit of a length is flipped.
         """
         # Its own size may be right.
         stored = field_of(head, "total_size")

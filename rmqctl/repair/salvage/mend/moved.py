@@ -1,8 +1,8 @@
 """Put back two swapped pages (512 bytes or 4 KiB) of a log.
 
 A record's own physical offset is not proof: a producer may put a complete record with any offset
-into a message body. So two pages are swapped back only if every byte of the two then belongs to an
-intact record. No producer can forge that without knowing the bytes of the other page.
+into a message body. So two pages are swapped back only if every byte of both pages then belongs to
+an intact record. No producer can forge that without knowing the bytes of the other page.
 
 In benchmarks/stage_yields.py, two pages are swapped in each of 60 stores, and 361 of the 442
 messages in these pages are restored.

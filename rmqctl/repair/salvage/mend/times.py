@@ -135,7 +135,9 @@ class Times:
         self._indexed: dict[int, list[IndexedKey]] | None = None
 
     def mend_astray(self) -> None:
-        """Correct single times out of order where another structure proves the original."""
+        """Correct single store times that are out of order, if another structure proves the
+        original time.
+        """
         for physical, low, high in self._survey.astray:
             _, record, _ = self._records.read(physical, None)
             if record is None or physical in self._impossible or (
@@ -160,8 +162,8 @@ class Times:
             witness is not None and witness.confirms(record))
 
     def possible(self, record: Record, fault: HeaderFault) -> tuple[Record, str]:
-        """Return the record with a possible store time; unchanged if its neighbours' times are
-        impossible, too.
+        """Return the record with a possible store time. Return the record unchanged if its
+        neighbours' times are impossible, too.
         """
         times = [time for place in (fault.before, fault.behind)
                  if (time := self._time_at(place)) is not None]

@@ -56,8 +56,8 @@ _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
 """
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
-"""Ways in which a queue may lack a message: between two of its messages; at its end; unknown, but
-possible.
+"""Positions at which a message may be missing from a queue: between two messages of the queue; at
+the end of the queue; at an unknown position.
 """
 
 
@@ -138,7 +138,8 @@ class TopicEvidence:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
                 replace(record, topic=topic)) and self._room(topic, suspect)]
             if len(fits) == 1:
-                damage += f": corrected to {os.fsdecode(fits[0])}, which has its keys in the index"
+                damage += (f": corrected to {os.fsdecode(fits[0])}; the index has the message's "
+                           "keys under this topic")
                 if self._room(fits[0], suspect) == _BETWEEN:
                     damage += f", and{self._where(fits[0], suspect)}"
                 return CorrectedTopic(fits[0], damage)
