@@ -284,7 +284,7 @@ class TimerFiles:
                           self.checked, seen.wheel_missing)
 
     def outlook(self, now: int, log_min: int, log_end: int) -> Outlook:
-        """Return the effect of a startup as in `start`, but for each unit.
+        """Like `start`, but return the effect of a startup on each unit.
 
         Raises: StoreIOError.
         """

@@ -345,8 +345,8 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     """Yield a note on messages in retry topics.
 
-    A group receives these messages from the retry topic. If its offset in the original topic is not
-    after them, the group also receives them from the original topic.
+    A group receives these messages from the retry topic. If the group's consumer offset in the
+    original topic is not after them, the group receives them from the original topic, too.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

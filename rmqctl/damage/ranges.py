@@ -86,8 +86,8 @@ class EmptyRange:
     """A stretch of the log under repair without an intact frame: physical offsets ``[start, end)``.
 
     The evidence is for the records that a source has in this stretch. A consume queue entry is weak
-    evidence: it matches any record of the same offset and size, even of another log. An index key,
-    or surviving bytes of the log, match only one record.
+    evidence: it matches any record with the same offset and size, even one from another log. An
+    index key, or surviving bytes of the log, match only one record.
 
     * ``rows``, ``keys``: number of the source's records that agree with the consume queues of the
       repaired store, and with its index.

@@ -169,9 +169,9 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
     """Return whether a record with a wrong physicalOffset was probably written to the wrong place.
 
-    If only one bit of the physicalOffset differs, that field is damaged instead. A difference by a
-    multiple of the file size does not count as damage: the record may be from an earlier use of the
-    file.
+    If only one bit of the physicalOffset differs, that field is damaged instead. A difference that
+    is a multiple of the file size does not count as damage: the record may be from an earlier use
+    of the file.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)

@@ -18,7 +18,7 @@ class Verdict(Enum):
     offset.
     """
     CONTRADICTED = "contradicted"
-    """An intact record that its consume queue entry or its index keys contradict."""
+    """An intact record that is contradicted by its consume queue entry or its index keys."""
     UNDECIDED = "undecided"
     """An intact record that may be a message, part of a message body, or stale."""
     MISSING = "missing"

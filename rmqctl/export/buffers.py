@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH = 16 << 20
-"""Maximum bytes of columns in a buffer. Each thread then needs about 50 MiB: column buffers, rows
-selected by partition, and encoded pages.
+"""Maximum size in bytes of the columns in a buffer. Each thread then needs about 50 MiB: column
+buffers, rows selected by partition, and encoded pages.
 """
 
 class Chunks:

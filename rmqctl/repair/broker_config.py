@@ -39,8 +39,8 @@ class Configured:
     index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
-        """Return the configuration with ``topics``, in which inner batches were found, as topics
-        with batch queues. A topic with plain consume queue files keeps its plain queues.
+        """Return the configuration in which ``topics`` (topics with inner batches) have batch
+        queues. A topic with plain consume queue files keeps its plain queues.
 
         Nothing changes if config/topics.json is known, or with a 4.x broker.
         """

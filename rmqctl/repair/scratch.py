@@ -23,8 +23,8 @@ DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 
 class Scratch:
-    """A scratch folder: ``name`` in the folder ``above``, or a new temporary folder without
-    ``above``.
+    """A scratch folder: ``name`` in the folder ``above``, or a new temporary folder if ``above`` is
+    None.
 
     ``keep``: the folder stays after the ``with`` block, so that a later run can continue.
     """

@@ -20,7 +20,9 @@ from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 MAX_GROUPS = 200_000
 """Maximum number of groups. Beyond it, only heavy groups are kept."""
 MAX_KEYS = 50_000
-"""Maximum number of groups by message key. It is lower, as keys may be as numerous as messages."""
+"""Maximum number of groups by message key. It is lower than `MAX_GROUPS`, because there may be as
+many keys as messages.
+"""
 HEAVY = 10_000
 """A group is heavy if it has more than 1/`HEAVY` of all counted messages."""
 _NEVER = np.iinfo(np.int64)

@@ -105,7 +105,7 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
     Raises: ValueError for more than 32 bits, or for bits after the end of the bytes.
     """
     if not 1 <= bits <= _CHECK_BITS or not 0 <= first_bit <= _BYTE * length - bits:
-        raise ValueError(f"no {bits} bits from {first_bit} on in {length} bytes")
+        raise ValueError(f"{length} bytes do not contain {bits} bits from bit {first_bit} on")
     pattern = _times(syndrome, _power_of_x(-(_BYTE * length - first_bit)))
     return pattern if 0 < pattern < 1 << bits else None
 

@@ -78,5 +78,5 @@ def says(text: str, word: str) -> bool:
 
 
 def named_tables(text: str) -> list[str]:
-    """Return the tables of the data source that a query names."""
+    """Return those tables of the data source whose names occur in a query."""
     return [table for table in TABLES if says(text, table)]

@@ -20,7 +20,7 @@ _FIELDS = {"commitlog_file_size": "commitlog_file", "consumequeue_file_size": "c
            "index_slots": "index_slots", "index_max": "index_max"}
 """For each setting's name in a configuration: the field of `Sizes`."""
 _SURE = 2
-"""Minimum number of files with the same size that prove it; a single file may be truncated."""
+"""Minimum number of files whose common size is certain; a single file may be truncated."""
 
 
 def as_files_are(store: Any, sizes: Any) -> Any:

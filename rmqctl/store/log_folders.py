@@ -309,8 +309,8 @@ def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
 def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
     """Return the folders that belong to the log.
 
-    Most consumequeue entries for such a folder point to records. A folder without entries must fill
-    a gap in the log, or have a low rank.
+    A folder belongs to the log if most of the consume queue entries that point into its files point
+    to records. If no entry points into it, it must fill a gap in the log, or have a low rank.
     """
     rows = list(_sampled_rows(root)) if folders else []
     proofs = [(folder, _led_to(folder, rows)) for folder in folders]

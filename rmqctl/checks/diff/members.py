@@ -305,7 +305,8 @@ class Members:
     def _first_parting(kinds: Array, terms: Array) -> int:
         """Return the first column in which two members have intact entries of different terms.
 
-        A column is an index. Without such a column, return the number of columns.
+        Each column stands for an entry index. If there is no such column, return the number of
+        columns.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)

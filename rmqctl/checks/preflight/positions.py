@@ -34,7 +34,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
 _MAX_ROWS = 1000
-"""Number of last entries of a queue from which the size of its smallest messages is estimated."""
+"""Number of entries at the end of a queue from which the size of its smallest messages is
+estimated.
+"""
 _MAX_NAMED = 3
 
 

@@ -206,8 +206,8 @@ class Prediction:
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
     shadowed: int = 0
-    """Number of messages that only some of several log files with the same name contain. A broker
-    reads only the first of these files, and which file is first is unknown.
+    """Number of messages that are in some, but not all, of the log files with the same name. A
+    broker reads only the first of these files, and which file is first is unknown.
     """
     messages_already_lost: int = 0
     lost_by_offsets: int = 0

@@ -76,8 +76,8 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         if lost:
             yield Finding(
                 "config-import", "config", f"has offsets of {some_of(lost, _MAX_NAMED)} that "
-                f"{file.main.path} lacks; counter {old_counter} is not above {counter}, so brokers "
-                "do not import them", file=path, count=len(lost),
+                f"are not in {file.main.path}; counter {old_counter} is not above {counter}, so "
+                "brokers do not import them", file=path, count=len(lost),
                 severity=INFO if have else WARNING)
 
 

@@ -358,8 +358,8 @@ def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: t
             yield sequence.finding("file-unreadable", trouble.reason, trouble.path)
         elif not (name.endswith(".delete") and allowed):
             yield sequence.finding("file-name",
-                                   f"{trouble.reason}: a broker does not start with this "
-                                   "name in the folder", trouble.path)
+                                   f"{trouble.reason}: a broker does not start while "
+                                   "the folder contains this name", trouble.path)
     for name in entries.folders:
         path = os.path.join(folder, name)
         if _in_sequence(name):

@@ -195,7 +195,7 @@ class Surveyor:
         self._pending: list[Array] = []
 
     def _end(self, number: int, source: Asked, end: int) -> None:
-        """End the stretch at this position, at which no damaged region may continue."""
+        """End the stretch at ``end``, which must not be inside a damaged region."""
         if end == self._start:
             return
         survey, first = self._result, self._first

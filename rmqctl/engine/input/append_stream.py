@@ -91,7 +91,7 @@ class AppendSession:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Further notes for the user, complete after everything is put."""
+        """Further notes for the user, complete once all messages have been put."""
         if self.unknown:
             named = ", ".join(sorted(self.unknown)[:5])
             yield (f"config/topics.json does not contain {named}: a broker rejects clients that "

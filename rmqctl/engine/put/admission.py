@@ -381,8 +381,8 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
     if longest > MAX_PROPERTIES:
-        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties of a message of the batch have "
-                       f"{longest} bytes, at most {MAX_PROPERTIES} are allowed")
+        return refused(PROPERTIES_SIZE_EXCEEDED, "the properties of a message in the batch have "
+                       f"{longest} bytes; at most {MAX_PROPERTIES} are allowed")
     if not settings.profile.body_room and sum(records) > settings.max_message_size:
         return refused(MESSAGE_ILLEGAL, f"the records of the batch have {sum(records)} bytes, at "
                        f"most {settings.max_message_size} are allowed")

@@ -27,7 +27,7 @@ class RemoteFiles(RemoteReader):
     """
 
     ASIDE = "staged"
-    """Folder below the URL for files that are written before they replace others."""
+    """Folder below the URL for complete new files that will replace existing files."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

@@ -53,7 +53,7 @@ def build(crc: int) -> bytes:
 def parse(data: bytes, base: int = 0) -> int:
     """Return the CRC in the twenty bytes ``data``.
 
-    Raises: FormatError if the bytes are not such a property.
+    Raises: FormatError if the bytes are not the property with an appended CRC.
     """
     try:
         appended = AppendedCrc.parse(data)

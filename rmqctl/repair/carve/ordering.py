@@ -338,7 +338,9 @@ def _best(logs: list[CarvedLog], place: RecordPlace) -> CarvedLog | None:
 
 
 def _ahead(places: Iterator[RecordPlace]) -> Iterator[tuple[RecordPlace, int]]:
-    """Yield (place, physical offset of the next place of the same broker)."""
+    """Yield each place, with the physical offset of the next place if that is of the same broker,
+    else 2**63.
+    """
     last: RecordPlace | None = None
     for place in places:
         if last is not None:

@@ -50,7 +50,7 @@ class Input:
 class CarveSource(FileSource):
     """A source that returns zeros for unreadable ranges of a device.
 
-    ``unreadable`` is called with (position, length) of such a range at each read.
+    ``unreadable`` is called with (position, length) each time an unreadable range is read.
     """
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:

@@ -213,7 +213,7 @@ class Candidates:
         return position
 
     def _plausible(self, places: Array) -> list[int]:
-        """Return the positions in the source with a plausible size and body length."""
+        """Return the positions in the source at which size and body length are plausible."""
         window = self._window
         left = window.end - window.start - places
         # Near the end of the source the short head must suffice; the judge checks again.

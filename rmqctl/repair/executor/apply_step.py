@@ -45,9 +45,9 @@ class StepStates:
     """The steps of one repair in the store at ``root``, and the progress of each.
 
     * ``journal``: the journal with the current paths of its targets.
-    * ``named``: folders outside of the store that the user named.
+    * ``named``: folders outside the store that the user named.
 
-    Raises: RefusedError for a step in any other folder outside.
+    Raises: RefusedError for a step in any other folder outside the store.
     """
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
@@ -477,8 +477,8 @@ class StepApplier(StepStates):
     def _sync_names(*paths: str) -> None:
         """Fsync the folders of the given paths in this order.
 
-        The folder of the new name is first: a power failure in between then leaves two names, not
-        none.
+        The path with the new name is given first: a power failure between two calls of fsync then
+        leaves both names instead of none.
         """
         for folder in dict.fromkeys(os.path.dirname(path) for path in paths if path):
             if os.path.isdir(folder):

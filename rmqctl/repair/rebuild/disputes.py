@@ -270,11 +270,11 @@ def _indexes(store: Store) -> Iterator[IndexFile]:
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
-    """Yield, for each page of an index file, (number of the first entry, physical offsets, hashes,
-    flags).
+    """Yield, for each page of an index file, (index of the first entry in the arrays, physical
+    offsets, hashes, flags).
 
-    A flag says whether the entry counts. The arrays include the entries before and after the page.
-    These entries and overwritten entries do not count.
+    A flag says whether the entry counts. The arrays also include the entry before the page and the
+    entry after it. These two entries do not count, nor do overwritten entries.
     """
     count = index.header.entries
     for begin in range(0, count, _PAGE):

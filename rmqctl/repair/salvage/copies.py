@@ -391,7 +391,7 @@ def _near(source: LogSource, ranges: Sequence[Range], parts: Sequence[LogPart]) 
                        if (file := source.log.file_of(border)) is None
                        or file.base != border), None)
         if border is not None:
-            why = f"its files have another size: none starts at {border}, as in this store"
+            why = f"its files have another size: no file starts at {border}, unlike in this store"
             continue
         low, high = min(low, item.start), max(high, item.end)
         near.append(item)

@@ -200,8 +200,8 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
 def _is_sealed(raw: bytes) -> bool:
     """Return whether a record ends with an appended CRC.
 
-    Up to three bytes of that property's name may be damaged: a message that was stored while the
-    feature was off ends with nothing similar.
+    Up to three bytes of that property's name may be damaged: a message that was stored without the
+    feature does not end with anything similar.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MIN_OF_NAME

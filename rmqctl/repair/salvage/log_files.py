@@ -39,8 +39,8 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPi
     region.
 
     Each added byte is an empty property (0x02), which brokers ignore. ``short``: length of the
-    region in bytes. Raises: RefusedError if the region has no message before it or that message has
-    no space.
+    region in bytes. Raises: RefusedError if no message precedes the region, or if the properties of
+    that message would become too long.
     """
     if region.previous is not None:
         with part.open() as source:

@@ -425,7 +425,7 @@ def _told_extent(source: Source, at: int, references: References) -> Extent | No
 
 
 def _entry_extent(source: Source, at: int, references: References) -> Extent | None:
-    """Return the end of a damaged DLedger entry; None if nothing proves it. One of these is a
+    """Return the end of a damaged DLedger entry; None if nothing proves it. Each of these is a
     proof:
 
     * the entry's header;

@@ -25,7 +25,7 @@ page.
 """
 
 Taken = Callable[[Record], bool]
-"""Function that returns whether another intact message has the queue offset of a record."""
+"""Function that returns whether another intact message has the same queue offset as a record."""
 
 
 class Leads:

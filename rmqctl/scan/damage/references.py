@@ -42,7 +42,7 @@ class References:
         return self._witness.rows(*self._window(at))
 
     def _window(self, at: int) -> tuple[int, int]:
-        """Return the physical range around a position for which entries are queried at once."""
+        """Return the range of physical offsets around a position for one query of entries."""
         start = at - at % _WINDOW
         return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 

@@ -90,8 +90,8 @@ def dead_letters(view: View, group: str, selection: Selection,
 class Requeued:
     """The messages that were already requeued into a store.
 
-    Each such message has a property with the id of its dead letter. It is looked up by its unique
-    key. Without a unique key or an index, the target topic is read once.
+    Each such message has a property with the id of its dead letter. The message is looked up by its
+    unique key. If there is no unique key or no index, the target topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

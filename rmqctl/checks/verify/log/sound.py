@@ -157,8 +157,9 @@ class SoundPass:
         return True
 
     def _read_units(self, number: int, offset: int) -> bool:
-        """Load the entry of a queue at queue offset ``offset`` and entries after it; return whether
-        this entry exists.
+        """Load the entry at queue offset ``offset`` of a queue, and entries after it.
+
+        Return whether the entry at ``offset`` exists.
         """
         key = self._rows.keys[number]
         # The same share for each queue, so that all fit.

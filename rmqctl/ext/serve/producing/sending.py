@@ -110,7 +110,7 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Return whether a consumer sends a message for retry as clients before 4.6.1 do.
+    """Return whether a consumer before 4.6.1 sends a message back for retry.
 
     Such a message still has the transaction flags of the original message.
     """

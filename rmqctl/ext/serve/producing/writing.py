@@ -48,7 +48,9 @@ _SMALL = 1000
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 _TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
 _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
-"""Parts of property names with which a message gets entries in other queues than its own."""
+"""Parts of property names. A message with such a property gets entries in queues other than its
+own.
+"""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 _Pending = tuple[Message, Then, int | None]

@@ -164,7 +164,7 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
     """Yield an item for each segment of the consume queue, with the size of its messages.
 
-    The number is an estimate: all messages are assumed to have the same size.
+    The size is an estimate: all messages are assumed to be equally large.
     """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)

@@ -241,7 +241,7 @@ def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Me
 # -- single messages ------------------------------------------------------------------------------
 
 def at_offset(queue: FlatQueue, offset: int) -> Record | str:
-    """Return the message of a queue offset, or the reason why it cannot be read.
+    """Return the message at a queue offset, or the reason why it cannot be read.
     Raises: StoreIOError.
     """
     unit = queue.unit(offset)

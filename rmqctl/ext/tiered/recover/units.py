@@ -89,7 +89,7 @@ def _ascends(offsets: Array) -> bool:
 
 
 def breaks(offsets: Array) -> Array:
-    """Return the positions of values that do not follow their previous value directly."""
+    """Return the positions of values that are not the previous value plus one."""
     step = 1 << 20
     numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
                for start in range(0, len(offsets) - 1, step)]

@@ -173,7 +173,7 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
             continue
         broker = tables.queues[name.topic][name.queue_id].broker_name
         if broker != name.broker and len(list(tier.queues(name.topic, name.queue_id))) == 1:
-            yield Finding("tiered-metadata-entry", METADATA, "the queue's entry is of broker "
+            yield Finding("tiered-metadata-entry", METADATA, "the queue's entry belongs to broker "
                           f"{broker!r}", path, topic=name.topic, queue_id=name.queue_id)
 
 
