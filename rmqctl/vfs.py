@@ -308,8 +308,8 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise the first error of a read in a mounted place, if any. Such a file is missing from the
-    result of the command. Raises: StoreIOError.
+    """Raise the first error that occurred in reading a mounted place, if any. The file that could
+    not be read is missing from the result of the command. Raises: StoreIOError.
     """
     for failure in _failures:
         raise failure

@@ -203,8 +203,8 @@ def refuse_unreadable(store: Store) -> None:
 
 
 def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
-    """Return the number of bytes between ``copied_end`` and ``end`` that the store's log lacks. Add
-    a note on each missing range to ``notes``.
+    """Return the number of bytes between ``copied_end`` and ``end`` that are missing from the
+    store's log. For each missing range, add a note to ``notes``.
     """
     if (missing := max(view.log.min_offset - copied_end, 0)) > 0:
         notes.append(f"the log from {copied_end:,} to {view.log.min_offset:,} was deleted before "

@@ -43,8 +43,8 @@ def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, i
 
 
 def _take_over(backup: str, gone: Sequence[Point], left: Point) -> None:
-    """Copy the sums and damaged ranges of the remaining log files from the points to remove to the
-    oldest remaining point.
+    """Copy the sums and damaged ranges of the remaining log files to the oldest remaining restore
+    point. ``gone``: the points to be removed, from which they are copied.
     """
     before = [point for number, point in enumerate(gone)
               if not any(later.summed_again for later in (*gone[number + 1:], left))]

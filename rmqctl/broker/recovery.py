@@ -175,8 +175,8 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
 
 def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: CheckpointRecord,
                    first: int = 0) -> tuple[int, str]:
-    """Return the number of the file in which recovery starts after an unclean stop, and the reason.
-    ``first``: the first file that may be used.
+    """Return the index of the file in which recovery starts after an unclean stop, and the reason.
+    ``first``: index of the first file that may be used.
     """
     conf = store.sizes.conf
     index_counts = conf.message_index_safe and conf.message_index is not False

@@ -78,7 +78,7 @@ _Step = Literal["property", "constant", "one", "two", "again", "decided"]
 """A step of the stack machine:
 
 * ``property``, ``constant``: push a property or a constant.
-* ``one``, ``two``: replace the last value, or the last two values, by the result of a function.
+* ``one``, ``two``: replace the last value, or the last two values, with the result of a function.
 * ``again``: push an earlier value again.
 * ``decided``: skip steps if the last value already decides the result.
 """

@@ -114,7 +114,7 @@ class TimerStart:
     ``waiting``: messages that are not in the timer log yet. The broker enqueues these after the
     startup.
     ``next_row``: queue offset of the first of these messages.
-    ``read_from``: the first time (ms) at which a broker starts reading the wheel.
+    ``read_from``: time (ms) of the first slot of the wheel that the broker reads.
     """
 
     pending: int

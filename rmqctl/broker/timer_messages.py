@@ -107,10 +107,10 @@ def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
 
 
 def last_delivered(store: Store, log_end: int) -> int:
-    """Return the due time (ms) of the timed message that was delivered last; 0 without such a
-    message.
+    """Return the due time (ms) of the timed message that was delivered last; 0 if none was
+    delivered.
 
-    Slots are read in order: all messages that were due earlier are delivered.
+    Slots are read in order, so all messages that were due earlier have been delivered, too.
 
     Raises: StoreIOError.
     """

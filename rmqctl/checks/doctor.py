@@ -219,8 +219,8 @@ class Diagnosis:
 
     @property
     def repaired(self) -> Phrase | None:
-        """Return a sentence about the losses of earlier repairs of the log and the tier; None
-        without losses.
+        """Return a sentence about the losses of earlier repairs of the log and the tier; None if
+        nothing was lost.
         """
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
         return Joined("; ", [own, tier]) if own and tier else own or tier

@@ -148,7 +148,8 @@ class Delivery:
     * ``left``: queue offsets of these messages
     * ``offset``: queue offset of the check point in its revive queue; None while it waits in the
       timer
-    * ``never``: whether the check point is in the timer and will not be delivered after any restart
+    * ``never``: whether the check point is in the timer and will never be delivered, not even after
+      a restart
     * ``record``: the record of the check point
     """
 

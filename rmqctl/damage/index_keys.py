@@ -24,8 +24,8 @@ separately.
 
 
 _FARTHEST = 16 << 20
-"""Minimum distance in bytes at which an entry counts as pointing too far. The distance is four
-times the largest message that a broker accepts by default.
+"""Minimum distance in bytes from a message to the offset in its entry at which the entry counts as
+pointing too far. The distance is four times the largest message that a broker accepts by default.
 """
 
 

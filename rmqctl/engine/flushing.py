@@ -90,7 +90,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
 
 
 def _below(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path, whether it is a folder) of everything below a folder; a folder follows its
+    """Yield (path, whether it is a folder) for everything below a folder; a folder follows its
     contents.
     """
     try:

@@ -72,8 +72,8 @@ def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """Return a text of digits as an int, unless the number exceeds 64 bits; any other text
-    unchanged.
+    """Convert a text of digits to an int. Return any other text, and texts of more than 20
+    characters, unchanged.
     """
     if text is None or len(text) > 20 or not text.isascii() or not text.removeprefix(
             "-").isdigit():

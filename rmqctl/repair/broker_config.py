@@ -60,9 +60,9 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     ``given``: values by the names of `Settings`, None if not given. ``into_files``: whether consume
     queues in RocksDB are converted into files.
 
-    Multi-dispatch and LMQs count as enabled unless the user disables them, or the consume queues
-    show a broker without them. This is safe: only messages with a multi-dispatch property have
-    further entries.
+    Multi-dispatch and LMQs count as disabled only if the user disables them, or if the consume
+    queues are those of a broker without them. This is safe: only messages with a multi-dispatch
+    property have further entries.
 
     Raises: the exceptions of `resolve`.
     """

@@ -1,8 +1,8 @@
-"""Find two facts about earlier repairs that matter to the next repair.
+"""Determine two facts about earlier repairs that matter to the next repair:
 
-* A repair still keeps complete log files. It moved them aside because a broker's startup would
-  delete them.
-* Repairs created the consume queues.
+* whether a repair still keeps complete log files that it moved aside because a broker's startup
+  would delete them;
+* whether repairs created the consume queues.
 """
 
 from __future__ import annotations

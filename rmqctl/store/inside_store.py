@@ -15,13 +15,13 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """Return the root of the store at or above ``path``; None if ``path`` is outside of all stores.
+    """Return the root of the store at or above ``path``; None if ``path`` is outside all stores.
 
     The path need not exist; it is checked as given and with links resolved. These folders are
     stores:
 
-    * a folder with ``commitlog`` or consumequeues, and also another part of a store, or files in
-      ``commitlog``;
+    * a folder that contains ``commitlog`` or consume queues, and in addition either another part of
+      a store or a log file in ``commitlog``;
     * the folder of a cluster in a tier.
 
     An unreadable folder does not count as a store.

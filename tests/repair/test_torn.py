@@ -92,8 +92,8 @@ def test_four_nuls_need_more_than_a_text() -> None:
     raw = record_of(LETTERS.encode())
     correction = after(raw, "byte", cleared(body_at(decode(raw)) + 50, 4))
     assert isinstance(correction, str)
-    assert re.match("4 NULs in a text: one of [0-9,]+ candidates matches, but with a chance of "
-                    "1 in [0-9,]+ of being a false match", correction)
+    assert re.match("4 NULs in a text: one of [0-9,]+ candidates matches, but the chance of "
+                    "a false match is 1 in [0-9,]+", correction)
     numbers = record_of(json.dumps(list(range(1000, 1060))).encode())
     correction = after(numbers, "byte", cleared(body_at(decode(numbers)) + 50, 4))
     assert isinstance(correction, Correction)

@@ -45,8 +45,8 @@ class Effective:
             name)
 
     def text(self, name: str) -> str | None:
-        """Return the text of a setting in the file. Return None if the file lacks the setting, or
-        this release does not read it.
+        """Return the text of a setting in the file. Return None if the file does not contain the
+        setting, or if this release does not read it.
         """
         spelling = self.spelled(name)
         return self.conf.texts.get(spelling) if is_read(spelling, self.release) else None

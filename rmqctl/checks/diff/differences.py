@@ -158,7 +158,7 @@ def of_record(kind: Kind, record: Record, detail: str = "") -> Difference:
 
 
 def of_pair(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> Difference:
-    """Return the difference of two messages with the same position or queue offset."""
+    """Return the difference between two messages with the same position or queue offset."""
     differing = differences_of(a, b, ignored=ignored)
     elsewhere: dict[str, Any] = {}
     if b.physical_offset != a.physical_offset:

@@ -87,8 +87,8 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """Return the lost messages at or after the physical offset ``end``. Entries, index and
-    committed offsets prove these messages.
+    """Return the lost messages at or after the physical offset ``end``. They are known from consume
+    queue entries, index entries and committed offsets.
 
     A repair that truncates the log at ``end`` removes this evidence. Raises: StoreIOError,
     UsageError.

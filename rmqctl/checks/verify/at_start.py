@@ -39,7 +39,7 @@ _END_TIME = HEADER.field("end_timestamp").offset
 class AtStart:
     """Predicted startups of 4.x and 5.x releases on ``store``.
 
-    The startups share the part of the log that they read: it is read only once.
+    The predictions share the part of the log that they need, so it is read only once.
     """
 
     store: Store

@@ -103,8 +103,8 @@ def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[di
         for done in (plan_local if dry_run else upload_local)(request, now_ms, out.note):
             progress.advance(1)
             if not done.sound:
-                out.warn(f"{done.source}: its chains did not reach all items; those were assigned "
-                         "to slots by their hashes")
+                out.warn(f"{done.source}: its chains did not reach all items; the others were "
+                         "assigned to slots by their hashes")
             yield _row(done)
 
 
@@ -126,8 +126,8 @@ def _compact_file(out: Output, file: str, to: str, slots: int | None, max_items:
         if not dry_run:
             write(done, to)
     if not done.sound:
-        out.warn(f"{file}: its chains do not reach all items; those were assigned to slots by "
-                 "their hashes")
+        out.warn(f"{file}: its chains do not reach all items; the others were assigned to slots "
+                 "by their hashes")
     out.document(_document(done, file, to))
 
 

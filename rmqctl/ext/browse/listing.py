@@ -367,8 +367,8 @@ class QueueListing:
         return number, offset
 
     def at_time(self, when: int, number: int) -> Position:
-        """Return the position of the first message stored at ``when`` (ms) or later in the queue
-        ``number``.
+        """Return the position of the first message in the queue ``number`` that was stored at
+        ``when`` (ms) or later.
         Raises: StoreIOError.
         """
         return number, self.queues[number].at_or_after(when)

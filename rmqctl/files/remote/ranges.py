@@ -110,7 +110,7 @@ class RangeCache:
         return position if end is None or position < end else self._files[path].size
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a preallocated file, by samples.
+        """Return the position after the data of a preallocated file, as determined from samples.
 
         None if the file is not sampled, or if samples contradict each other.
         """

@@ -106,7 +106,7 @@ class RemoteReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
-        """Return bytes ``[start, end)`` of a file of ``size``, and the object's identity.
+        """Return bytes ``[start, end)`` of a file of ``size`` bytes, and the object's identity.
 
         The result has fewer bytes if the file has shrunk. The identity is "" if the response has
         none.

@@ -48,8 +48,8 @@ class Doubts:
         doubtful.
         """
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """Return the end of a fragment, or None, for a shift and the position of unknown bytes.
-        Records after such an end are not doubtful.
+        """Function of a shift and the position of unknown bytes. It returns the end of the fragment
+        before these bytes, or None. Records after such an end are not doubtful.
         """
 
     def _log(self, shift: int) -> tuple[AsLog, EarlierMessages]:

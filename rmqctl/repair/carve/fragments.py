@@ -120,8 +120,8 @@ class Chains:
         return int(positions[own.argmax()]) if own.any() else None
 
     def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
-        """Return (physical offsets, positions) of the chain starts whose physical offsets a log of
-        this shift has at positions ``[at, end)``.
+        """Return (physical offsets, positions) of the chain starts whose physical offset minus
+        ``shift`` is in ``[at, end)``.
         """
         physical, positions = self._sorted()
         first, after = np.searchsorted(physical, (at + shift, end + shift))

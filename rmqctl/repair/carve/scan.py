@@ -299,9 +299,9 @@ class Scan:
                     own.end if own.firm else None)
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
-        """Return the position at which the search continues after the header of a torn record; None
-        if no header shows the size of the record. Within this size, no byte belongs to another
-        message of the same log.
+        """Return the position at which the search continues after the torn record at ``position``;
+        None if the header does not show the size of the record. No byte within this size belongs to
+        another message of the same log.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, References(log))

@@ -6,7 +6,7 @@ index and term, all entries before it are equal too.
 * Damage before a common entry is replaced by a copy from the other member. The copy must agree with
   the remaining bytes and with most of the other members (`rmqctl.repair.salvage.agreement`).
 * After the last common entry, entries are copied only if the other member has recorded them as
-  committed. The group's leader sends the others.
+  committed. The group's leader sends all other entries.
 * Where the logs diverge, nothing is copied unless the user has chosen a log.
 * A message that can be corrected with the help of its own CRC needs no copy.
 * Fillers are never used, because a group does not agree on them.

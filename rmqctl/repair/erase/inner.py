@@ -80,8 +80,8 @@ def _items(body: bytes) -> Iterator[Inner]:
 
 def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
         bytes, list[Inner]]:
-    """Return (the record of a batch without the content of the messages for which ``gone`` is true,
-    these messages).
+    """Return a batch's record, with the messages for which ``gone`` is true emptied, and a list of
+    these messages.
     """
     body, erased = bytearray(record.body), []
     for item in inner_messages(record):

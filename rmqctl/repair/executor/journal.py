@@ -127,7 +127,8 @@ class Journal:
     * ``times``: earlier modification times (ns) of folders. The repair changes names in these
       folders.
     * ``root``: the real path of the store at the commit.
-    * ``neighbours``: files in folders outside of the store that no step changes.
+    * ``neighbours``: unchanged files in those folders outside the store in which steps change
+      files.
     * ``host``: the name of the machine, which is only shown.
     """
 

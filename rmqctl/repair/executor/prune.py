@@ -60,7 +60,7 @@ class Prunable:
 def prunable(root: str, before: int) -> list[Prunable]:
     """Return the repairs made before ``before`` (ms), oldest first, up to the first younger repair.
 
-    Read-only. Raises: RefusedError if a repair is not finished, because it needs its files;
+    Read-only. Raises: RefusedError if there is an unfinished repair, which still needs its files;
     StoreIOError.
     """
     unfinished = pending(root)

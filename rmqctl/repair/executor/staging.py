@@ -328,7 +328,7 @@ def _mode_near(*folders: str) -> int:
 
 
 def _neighbours(targets: Iterable[str]) -> Neighbours:
-    """Return some files in the folders outside of the store that no step changes."""
+    """Return some unchanged files in the folders outside the store in which steps change files."""
     outside = {target for target in targets if os.path.isabs(target)}
     neighbours: dict[str, dict[str, tuple[int, int]]] = {}
     for folder in {os.path.dirname(target) for target in outside}:

@@ -1,5 +1,5 @@
-"""``offsets reset``: set the offsets at which a consumer group continues, by time, position or
-number.
+"""``offsets reset``: set the offsets at which a consumer group continues: by time, by queue offset,
+or by a number of messages.
 """
 
 from __future__ import annotations

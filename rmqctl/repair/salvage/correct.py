@@ -285,8 +285,8 @@ def _judged(raw: bytes, record: Record, change: ByteChange, result: Record, size
         chance *= most_json(len(record.body), record.body_crc, _Changed(record.body, what))
         witnesses.append(torn.AS_JSON)
     if chance > MAX_CHANCE:
-        return (f"one of {tried:,} candidates matches, but with a chance of {_odds(chance)} of "
-                "being a false match")
+        return (f"one of {tried:,} candidates matches, but the chance of a false match is "
+                f"{_odds(chance)}")
     return Correction(change.position, raw[change.position:change.position + 1],
                       bytes([raw[change.position] ^ change.xor]), result, f"one changed {what}",
                       tried, chance, tuple(witnesses))
@@ -355,7 +355,7 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
                 chance = run.weight / 2 ** bits
                 if chance > MAX_CHANCE:
                     refused = (f"{run.place.why}: one of {run.tried:,} candidates matches, but "
-                               f"with a chance of {_odds(chance)} of being a false match")
+                               f"the chance of a false match is {_odds(chance)}")
                     break
                 at = start + run.position
                 extra = ("the checksum of its zlib stream",) if content.share < 1 else ()

@@ -420,7 +420,7 @@ class _Job:
                             f"({', '.join(odd[0].categories)}): the original cannot be proved, and "
                             "clients are not affected; left unchanged")
         if survey.has_crcs and survey.lacking_crc:
-            oddities.append("messages without an appended CRC among others that have it, the "
+            oddities.append("messages without an appended CRC among others that have one, the "
                             f"first at physical offset {survey.lacking_crc[0]}: a broker with "
                             "forceVerifyPropCRC truncates its log there; they are left as they "
                             "are")

@@ -49,8 +49,8 @@ MAX_PAGE_RECORDS = 64
 """Largest number of stale records in one page: 4 KiB contain fewer."""
 _MAX_READ = 1000
 MAX_STALE_PLACES = 200
-"""Maximum number of anomalies near which stale records are searched for. More anomalies have
-another cause.
+"""Maximum number of anomalies near which stale records are searched for. If there are more, they
+have another cause.
 """
 _FAR = 1 << 20
 """Number of bytes next to damage that are read to find a record to which an entry points."""

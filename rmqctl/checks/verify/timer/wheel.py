@@ -185,7 +185,7 @@ class WheelChains:
         self._broken: list[tuple[int, int]] = []
 
     def take(self, page: UnitPage, rows: Array) -> None:
-        """Add the units of a page with the indices ``rows``, which have no other fault."""
+        """Add those units of a page whose indices are in ``rows``. They have no other fault."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         is_known, time = self._log.times(previous)

@@ -28,8 +28,8 @@ def refuse_losses(options: ReadOptions) -> None:
         return
     lost = list(losses(options.stores(), options.log_folders))
     if lost:
-        raise StoreIOError(f"{'; '.join(lost)}. The result would lack them: restore the missing "
-                           f"files, or set {SWITCH}=false to read the remaining messages")
+        raise StoreIOError(f"{'; '.join(lost)}. The result would not contain them: restore the "
+                           f"missing files, or set {SWITCH}=false to read the remaining messages")
 
 
 def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:

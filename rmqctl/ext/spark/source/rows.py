@@ -42,8 +42,7 @@ _RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "
                "reconsume_times", "prepared_transaction_offset")
 _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
         "reconsume_times", "properties", "properties_raw", "tags", "keys")
-"""The columns of a new message that are read; the engine sets all other fields, as a broker
-does.
+"""The columns that are read for a new message; the engine sets all other fields, as a broker does.
 """
 _IGNORED = ("store", "file")
 _LOST = "\N{REPLACEMENT CHARACTER}"

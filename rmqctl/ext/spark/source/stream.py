@@ -43,7 +43,7 @@ from rmqctl.store.store import Store
 
 Offset = dict[str, int]
 LOOK_AGAIN = 1.0
-"""Minimum time between two searches for new stores in seconds."""
+"""Minimum time in seconds between two searches for new stores."""
 _NEVER = 1 << 40
 """Step larger than any file, for ``splitSize`` 0: parts are then complete files."""
 _log = logging.getLogger(__name__)

@@ -154,7 +154,7 @@ class LocalSide:
         return file is not None and start + size <= file.end and start >= self.in_memory_from
 
     def earliest_time(self) -> int:
-        """Return the first record's store time, or -1 without a record (a broker's
+        """Return the first record's store time, or -1 if there is none (a broker's
         getEarliestMessageTime).
         """
         if self._earliest is None:

@@ -153,9 +153,9 @@ def _counted_items(file: TierIndexFile, counts: Array, items: int) -> Iterator[m
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
     """Copy those items of a block whose slots are in ``[low, high)`` to ``part``.
 
-    ``start``: item number of the result at which ``part`` begins. ``ends``: a position for each
-    slot. Each item is put before its slot's position, which is then decreased by one. As a result,
-    the newest item comes first.
+    ``start``: index, in the result, of the first item in ``part``. ``ends``: a position for each
+    slot. Each item is put directly before the position of its slot, which is then decreased by one.
+    As a result, the newest item comes first.
     """
     kernel = active()
     if kernel is not None:

@@ -236,7 +236,7 @@ class Leftovers:
         many = len(np.unique(loose.queue_offset[late]))
         if many > MAX_BEHIND:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
-                                 "on lack units: more than a broker has pending",
+                                 "on have no units: more than a broker has pending",
                                  int(loose.offset[late][0]), count=many)
         # The rest: intact messages without a unit, and bytes that are not messages.
         garbage = [span for number, span in enumerate(check.spans)

@@ -131,7 +131,7 @@ def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
         tuple[str, int, bytes]]:
     """Yield (field name, position, bytes) of hosts that the record may have had.
 
-    These are the hosts of the message before it, and the store's own host.
+    These are the hosts of the message before the record, and the store's own host.
     """
     hosts = set() if before is None else {
         ("store_host", before.store_host), ("born_host", before.born_host)}
