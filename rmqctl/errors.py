@@ -250,8 +250,8 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class CopyLimitError(StoreIOError):
-    """A database cannot be read because the copies of its logs would be too large. It is not
-    damaged.
+    """A database cannot be read because the copies of its logs would be too large. The database
+    itself is not damaged.
     """
 
 

@@ -264,8 +264,8 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
 
 
 def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[NextStep]:
-    """Return a shell command that applies a plan, or one for each choice that the user still
-    has.
+    """Return a shell command that applies a plan, or one command for each choice that is still
+    open.
     """
     from rmqctl.checks.advice import NextStep
 

@@ -54,14 +54,16 @@ def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int 
 
 
 def half_offsets(bodies: Iterable[bytes]) -> set[int]:
-    """Return the queue offsets of the half messages that op messages with these bodies end."""
+    """Return the queue offsets of the half messages that are ended by op messages with these
+    bodies.
+    """
     return {int(text) for body in bodies for text in bytes(body[:_MAX_OP_BYTES]).split(b",")
             if text.isdigit() and len(text) < 19}
 
 
 def ended_by(record: Record) -> set[int]:
-    """Return the queue offsets of the half messages that a message ends; none if it is not an op
-    message.
+    """Return the queue offsets of the half messages that an op message ends; an empty set for any
+    other message.
     """
     if props.parse(java_text(record.properties)).get(props.TAGS) != ENDED:
         return set()

@@ -93,8 +93,8 @@ def _row(name: str, about: os.stat_result) -> dict[str, Any]:
 
 def entries(root: str, log_folders: Iterable[str],
             problem: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path, stat result) of each file, folder and link below ``root`` and the folders of the
-    log. If ``root`` is a file, yield this file.
+    """Yield (path, stat result) of each file, folder and link below ``root`` and below the folders
+    of the log. If ``root`` is a file, yield this file.
     """
     def failed(error: OSError) -> None:
         problem(str(StoreIOError.from_oserror(error)))

@@ -266,8 +266,8 @@ class Losses:
 
     @property
     def undecided(self) -> int:
-        """Return the number of records that may have been messages: in log or tier, or discarded by
-        a repair.
+        """Return the number of records that may have been messages: records in the log or the tier,
+        and records that repairs discarded.
         """
         return self.in_log + self.in_repairs.undecided + self.in_tier.undecided
 

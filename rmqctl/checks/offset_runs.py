@@ -24,8 +24,8 @@ class OffsetRuns:
         self._runs = _NONE
         self._parts: list[Array] = []
         self._sums: tuple[list[int], list[int], list[int]] | None = None
-        """Starts of the runs, ends of the runs, and the number of queue offsets of the set before
-        each run.
+        """Starts of the runs, ends of the runs, and the number of queue offsets that the set has
+        before each run.
         """
         self.complete = True
 

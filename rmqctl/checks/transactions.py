@@ -113,7 +113,8 @@ class Transaction:
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
     """Yield the unfinished transactions in the order of their half messages.
 
-    Transactions of which only the copy in `GIVEN_UP_TOPIC` is left come last. ``now``: epoch ms.
+    Transactions whose only remaining record is the copy in `GIVEN_UP_TOPIC` come last. ``now``:
+    epoch ms.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")

@@ -131,8 +131,9 @@ def command(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
         help="Stop when no client was connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
-        "--end-with-stdin", help="Stop when standard input (a pipe) closes, with the parent "
-                                 "program. With --temp, it can inject faults.")] = False,
+        "--end-with-stdin", help="Stop when standard input (a pipe from the parent program) "
+                                 "closes. With --temp, faults can be injected "
+                                 "through it.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Also accept messages: the store is locked and written as by a broker; "
                            "offsets and topics go to its config/.")] = False,

@@ -46,7 +46,7 @@ MAX_BODY = 8 << 20
 class Records:
     """The records of a log, and replacements for some of them.
 
-    * ``pieces``: replacements by number of the part, in the order in which they were added.
+    * ``pieces``: replacements by part number, in the order in which they were added.
     * ``rejected``: physical offsets of rejected records.
     * ``reasons``: descriptions of some changes, by physical offset of the changed record.
     """
@@ -201,8 +201,8 @@ def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -
 
 
 def shift_of(source: Source, position: int) -> int:
-    """Return by how many bytes the physicalOffset of the record at a position is too high; 0
-    without a record.
+    """Return the number of bytes by which the physicalOffset of the record at a position is too
+    high; 0 if no record starts there.
     """
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE or not is_magic(magic_at(head)):
@@ -358,8 +358,8 @@ def with_other_lengths(raw: bytes, magic: int,
 
 
 def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
-    """Yield the header with each topic length for which the properties end at the end of the
-    record.
+    """Yield a copy of the header for each topic length with which the properties end exactly at the
+    end of the record.
     """
     end = field_of(head, "total_size")
     first = topic_at + width

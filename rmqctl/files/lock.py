@@ -40,7 +40,7 @@ _REPLACED = "replaced"
 _POINTS = os.path.join(".rmqctl", "backup", "points")
 _TRIES = 4
 _PAUSE = 0.02
-"""Seconds between attempts at the flock, which a probe holds for a moment."""
+"""Seconds between attempts to take the flock, which a probe may hold for a moment."""
 
 _guard = threading.Lock()
 

@@ -161,7 +161,9 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Ro
 
 def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str], canvas: Canvas,
              styles: Mapping[int, str]) -> str:
-    """Return a row as a list of its values, without empty values, and a blank line."""
+    """Return a row as a list of names with their values, followed by a blank line. Empty values are
+    omitted.
+    """
     wide = max(map(display_width, headers))
     room = max(canvas.width - wide - GAP, MIN_WIDTH)
     mark = "…" if canvas.unicode else "..."

@@ -1,5 +1,5 @@
 """Determine how a plan of `recover` affects consumers, which receive fillers in place of lost
-messages. Also determine the lost messages that only consumer offsets show.
+messages. Also find the lost messages that are known only from consumer offsets.
 """
 
 from __future__ import annotations

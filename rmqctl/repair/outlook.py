@@ -19,7 +19,9 @@ MAX_LOG_SIZE = 4 << 30
 to write queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
-"""Maximum number of fillers, from the end of the log backward, at which a truncation is tried."""
+"""Maximum number of fillers at which a truncation is tried, starting with the last filler of the
+log.
+"""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` may resolve by truncating at the present end of the log."""
 

@@ -228,7 +228,7 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[AgedF
 def _outlook(store: Store, rules: Rules, around: StartEnvironment, grows: Growth, *,
              by_time: bool) -> DiskOutlook | None:
     """Return the prediction of disk use; None if the growth rate is unknown. ``by_time``: whether
-    the time deleteWhen ever occurs.
+    ``deleteWhen`` names a time that ever occurs.
     """
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:

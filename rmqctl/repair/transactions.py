@@ -127,8 +127,8 @@ def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing |
     if record is None:
         return None, "its half message is not in the log"
     if transaction.state == ANSWERED and end == "commit":
-        return None, ("another of its half messages was committed or rolled back; it is unknown "
-                      "which of the two")
+        return None, ("another of its half messages was ended; it is unknown whether by a commit "
+                      "or by a rollback")
     if end == "rollback":
         return None, ""
     if record.crc_ok is False:

@@ -45,8 +45,8 @@ _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
-    """Numbers of the queues of messages, assigned by the caller's function ``number``. For a queue
-    with an id below `_DENSE`, the function is called only once.
+    """Assigns a number to the queue of each message, with the caller's function ``number``. For a
+    queue with an id below `_DENSE`, the function is called only once.
     """
 
     def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:
@@ -323,7 +323,7 @@ class TopicNumbers:
         self.table = text.TextTable()
         self.rows: Array = np.zeros((0, 4), np.int64)
         """For each topic number: the hash of ``topic#``, the first cell and the number of cells for
-        its queues, the kind.
+        its queues, and the kind.
         """
 
     def add(self, raw: Array) -> bytes:

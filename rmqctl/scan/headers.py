@@ -52,7 +52,7 @@ class Headers:
     faults: list[HeaderFault] = field(default_factory=list)
     unlisted: int = 0
     early: int = 0
-    """Number of records whose store time is before RocketMQ existed."""
+    """Number of records whose store time is earlier than RocketMQ itself."""
     first_early: int | None = None
     odd_born: int = 0
     """Number of records with an impossible born time."""

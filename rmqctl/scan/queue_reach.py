@@ -272,8 +272,8 @@ def skipped_rows(
 def _paired(properties: text.PropertySegments, which: Array,
             fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, name, number) of each name with an offset. ``fit`` selects records by their
-    numbers of names and of offsets.
+    """Return (record, name, queue offset) for each name that has an offset. ``fit`` selects records
+    by the number of names and the number of offsets that they have.
     """
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):

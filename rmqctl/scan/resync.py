@@ -64,8 +64,9 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """Return the bytes of the record whose frame begins at ``position``. None unless the magic,
-    offset and lengths of the record match; in a DLedger log, those of its entry must match, too.
+    """Return the bytes of the record whose frame begins at ``position``. Return None if the magic,
+    the offset or a length of the record does not match or, in a DLedger log, if its entry header
+    does not match.
     """
     entry = None
     if source.head:

@@ -263,7 +263,7 @@ class TextTable:
         return int(self._used[0])
 
     def encode(self, texts: Texts) -> Array:
-        """Return the number of each text (int64)."""
+        """Return the number assigned to each text (int64)."""
         kernel = active()
         assert kernel is not None
         columns = contiguous(texts.start, texts.length)

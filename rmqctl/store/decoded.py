@@ -36,7 +36,7 @@ class Decoded(NamedTuple):
         return None if value is MISSING else value
 
     def of_body(self, name: str) -> Any:
-        """Return the value of ``body.PATH``; `MISSING` if the body lacks this field."""
+        """Return the value of ``body.PATH``; `MISSING` if the body has no such field."""
         if self.kind is None:
             return MISSING
         return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))

@@ -1,6 +1,6 @@
 """Detection of the folders of a multi-path commitlog by file names and record offsets.
 
-The folders of a multi-path log have any name (spec: commitlog.md §1). They are inside the store
+The folders of a multi-path log may have any name (spec: commitlog.md §1). They are inside the store
 root, beside it, or named in a broker.conf. A folder is part of the log if all of these conditions
 hold:
 
@@ -110,8 +110,8 @@ def _sized(folder: str) -> Iterator[StoreFile]:
 
 
 def _candidates(root: str) -> list[_Folder]:
-    """Return folders whose files have names like those of a log, without duplicates, the likeliest
-    first.
+    """Return folders whose files have names like those of a log. No folder is returned twice; the
+    most likely folders come first.
     """
     root = vfs.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
@@ -146,7 +146,7 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: str) -> list[str]:
-    """Return the names of the folders inside a folder; empty if it has too many of them."""
+    """Return the names of the folders inside a folder; an empty list if there are too many."""
     inside = _some_folders(folder)
     return inside if len(inside) <= _MAX_FOLDERS else []
 
@@ -289,10 +289,8 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Return the folders that have no file name in common with the store's own folder.
-
-    They also have none in common with another folder that is at least as likely to belong to the
-    log.
+    """Return the folders that share no file name with the store's own folder, or with another
+    folder that is at least as likely to belong to the log.
     """
     taken = own.bases
     chosen: list[_Folder] = []

@@ -783,8 +783,8 @@ class Store(Closing):
 
     @cached_property
     def evidence(self) -> VersionEvidence:
-        """The evidence of the generation (4 or 5) of the brokers that wrote the store, and whether
-        it proves that generation.
+        """Evidence of which generation of brokers (4 or 5) wrote the store, and whether this
+        evidence is proof.
         """
         from rmqctl.store.version_hints import evidence
 

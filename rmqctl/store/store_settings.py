@@ -89,8 +89,8 @@ def path_of(root: str) -> str:
 
 
 def recall(root: str) -> Remembered:
-    """Return the recorded settings of the store at ``root``; a missing file has no values. Never
-    raises.
+    """Return the recorded settings of the store at ``root``; no settings if the file is missing.
+    Never raises.
     """
     path = path_of(root)
     if not vfs.lexists(path):

@@ -138,7 +138,7 @@ class PhysicalPass:
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
-        """Report those messages of a batch for which ``which`` is true as missing in ``side``."""
+        """Report as missing in ``side`` the messages of a batch for which ``which`` is true."""
         rows = np.flatnonzero(which)
         if not len(rows):
             return

@@ -117,7 +117,7 @@ class AlreadyLost:
         self._end = -1
         self._newest: int | None = None
         self.lost_offsets: dict[int, OffsetRuns] = {}
-        """By queue number, queue offsets of the lost messages whose queue offset is known."""
+        """Known queue offsets of lost messages, by queue number."""
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self.places: Array = np.zeros(0, np.int64)
         """Positions of lost messages that entries or the index prove."""
@@ -136,7 +136,7 @@ class AlreadyLost:
         """
         self._held = 0
         self._sound: set[int] = set()
-        """Numbers of queues in which every entry points to an intact message."""
+        """The numbers of the queues in which every entry points to an intact message."""
 
     # -- along the walks ------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class AlreadyLost:
                     "{count:,} intact message at {first} has a header that clients cannot decode; "
                     "consumers lose it and the rest of that pull",
                     "{count:,} intact messages, the first at {first}, have a header that clients "
-                    "cannot decode; consumers lose them and the rest of those pulls",
+                    "cannot decode; consumers lose each of them and the rest of its pull",
                     count=predicted.undecodable, first=min(self._undecodable)))
         if not log.files and any(state.disk_end for state in self._queues.states):
             predicted.notes.append(

@@ -133,8 +133,8 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Yield the loss of static topics. A mapping file that the release does not read defines their
-    queue ids and offsets.
+    """Yield the loss of static topics: their queue ids and offsets are defined in a mapping file,
+    which the release does not read.
     """
     if not store.layout.reads("config"):
         return

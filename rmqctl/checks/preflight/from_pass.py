@@ -175,8 +175,8 @@ class _LossCount:
         self._clean = not store.has_abort
 
     def all_sound(self, start: int, end: int) -> WalkResults | None:
-        """Return the results of a scan from ``start`` to ``end``. Return None unless every message
-        has its entry and every entry points to its message.
+        """Return the results of a scan from ``start`` to ``end``. Return None if a message has no
+        entry, or if an entry does not point to its message.
         Raises: StoreIOError.
         """
         for number, tally in self._tallies.items():
@@ -306,7 +306,7 @@ class _LossCount:
         return end
 
     def _require_dispatched(self, start: int, end: int) -> None:
-        """Raise _UnusualError if the broker would write an entry again that already points to its
+        """Raise _UnusualError if the broker would rewrite an entry that already points to its
         message.
         """
         for number, tally in self._tallies.items():

@@ -1,8 +1,8 @@
 """Gaps in the log that prove lost messages.
 
-The queue offsets of a queue are consecutive in the log. Queue offsets that are missing between two
-records prove messages, if the damaged bytes between these records have space for them. A damaged
-record also proves its message if its queue and queue offset are still readable.
+The queue offsets of a queue are consecutive in the log. If some are missing between two records,
+and the damaged bytes between these records have enough space for them, messages were lost there. A
+damaged record also proves its message if its queue and queue offset are still readable.
 """
 
 from __future__ import annotations

@@ -349,8 +349,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Return for each message whether an entry exists at its queue offset (bool). This check is
-        optimized for stores in which all messages have this entry.
+        """Return, for each message, whether an entry exists at its queue offset (bool). This check
+        is optimized for stores in which all messages have such an entry.
         """
         # Queue by queue in the order of queue offsets: one read for each, if the offsets are close.
         order = np.lexsort((offset, number))
@@ -456,7 +456,7 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """Return the groups of files with the same name in ``log``, whose end is ``end``.
+    """Return the groups of files in ``log`` that have the same name. ``end``: the end of the log.
     Raises: StoreIOError.
     """
     duplicates: list[DuplicateFiles] = []

@@ -29,8 +29,8 @@ def command(
 ) -> None:
     """List the restore points of a backup, oldest first.
 
-    You can restore each of them, and any moment before the newest one: messages by store time or
-    physical offset, configuration and consumer offsets as of a restore point.
+    You can restore each of them, and any moment before the newest: the messages up to a store time
+    or a physical offset, with configuration and consumer offsets as of a restore point.
 
         rmqctl backup list /backup/broker-a
     """

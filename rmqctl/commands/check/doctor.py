@@ -190,7 +190,7 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
-    """Return a number of messages with its topics, such as ``14 messages (orders 10, audit 4)``."""
+    """Return a message count and the topics, such as ``14 messages (orders 10, audit 4)``."""
     if not count:
         return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))

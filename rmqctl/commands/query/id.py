@@ -80,8 +80,8 @@ def command(
 
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
-    """Return (the record at the physical offset in a message id, a warning, the reason for no
-    record).
+    """Return (the record at the physical offset in a message id, a warning, the reason why no
+    record was found).
 
     The warning says that another host stored the record. An id in another form yields None and
     empty texts.

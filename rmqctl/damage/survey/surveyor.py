@@ -48,8 +48,8 @@ _LONG_PAUSE = 30 * 24 * 3600 * 1000
 longer pause, the first or the last message is reported as out of order.
 """
 _FAR = 1 << 61
-"""Limit (ms) to which store times are reduced, so that adding a pause does not overflow. Any real
-time is far below.
+"""Store times (ms) are capped at this value, so that adding a pause does not overflow. All real
+times are far below it.
 """
 _PENDING = 1 << 17
 """Number of columns of runs that are collected before they are joined."""

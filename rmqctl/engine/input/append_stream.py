@@ -61,7 +61,9 @@ class AppendSession:
         self.auto_create_topic = auto_create_topic
         self.created: list[str] = []
         self.unknown: set[str] = set()
-        """Topics of messages that config/topics.json does not contain, if that file exists."""
+        """Topics that messages use but config/topics.json does not contain (only if that file
+        exists).
+        """
         self._seen: set[str] = set()
         self._allowed: set[tuple[str, int]] = set()
 

@@ -135,8 +135,8 @@ class LaneArrays:
 class Columns:
     """A group of single messages as columns.
 
-    ``special``: the numbers of the messages that must be put one by one, ascending. Such a message
-    has one of these: no lane, a property that changes the message (``concerns``), a value that a
+    ``special``: the indexes of the messages that must be put one by one, ascending. Such a message
+    has no lane, has a property that changes the message (``concerns``), or has a value that a
     broker might reject.
     Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
     hold.
@@ -196,8 +196,8 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """Return the number of the first message, from ``number`` on, that must be put alone. If
-        no such message exists, return the number of messages.
+        """Return the index of the first message, at or after index ``number``, that must be put
+        alone. If no such message exists, return the number of messages.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)

@@ -42,7 +42,7 @@ _MAX_PLANS = 1024
 
 _ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
 _MAX_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
-"""Maximum bytes of a record without its body, topic and properties."""
+"""Maximum size in bytes of a record, not counting its body, topic and properties."""
 _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 
 
@@ -263,12 +263,11 @@ def _is_delayed(properties: Mapping[str, str]) -> bool:
 
 def batches(items: Iterable[_Put], limit: int,
             room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
-    """Join adjacent messages that may be in the same batch, at most ``limit`` messages in each
-    batch. The order of messages does not change, and the records of a batch have at most ``room``
-    bytes.
+    """Join adjacent messages that may be in the same batch. The order of messages does not change.
+    A batch has at most ``limit`` messages, and its records have at most ``room`` bytes.
 
-    A message that cannot be joined with a neighbor is yielded alone. So are batches, records, and
-    messages that a broker rejects in a batch or treats in a special way.
+    A message that cannot be joined with a neighbor is yielded alone. Batches, records, and messages
+    that a broker rejects in a batch or treats in a special way are also yielded alone.
     """
     run: list[Outgoing] = []
     shared: tuple[object, ...] | None = None

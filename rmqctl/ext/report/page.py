@@ -103,7 +103,7 @@ class PageRequest:
     """Inputs of the page.
 
     * ``created_at``: time of the report (ms)
-    * ``commands``: for each part of the page, a shell command that prints the same
+    * ``commands``: for each part of the page, a shell command that prints the same data
     * ``log``: the log, None if its layout is not supported
     """
 

@@ -256,7 +256,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._since
 
     def spare_since(self) -> float | None:
-        """Return the time since which the connection is idle, see `limits.Holder`."""
+        """Return the time since which the connection has been idle, see `limits.Holder`."""
         if not self._has_asked:
             return 0.0
         if self._paused:

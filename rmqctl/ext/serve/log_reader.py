@@ -74,8 +74,9 @@ class LogReader:
         self._windows: OrderedDict[int, None] = OrderedDict()
         """The numbers of the mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
-        """Number of windows released and number of mapped entries read since the last check of
-        whether mapping is faster; number of entries still to be read without mapping.
+        """Since the last check of whether mapping is faster: the number of windows released, and
+        the number of mapped entries read. Then the number of entries still to be read without
+        mapping.
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:

@@ -297,8 +297,8 @@ class StoredQueue:
 
 
 class RecordQueue:
-    """A batch consume queue or the queue of a compaction topic, read as by a broker: record by
-    record.
+    """A batch consume queue or the queue of a compaction topic, read record by record, as a broker
+    reads it.
     """
 
     def __init__(self, view: View, topic: str, queue_id: int) -> None:

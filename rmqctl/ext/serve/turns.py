@@ -269,8 +269,8 @@ class Turns:
 
 
 class FrameReceiver(Protocol):
-    """A connection that receives a large frame. ``missing``: number of bytes by which the frame is
-    incomplete.
+    """A connection that receives a large frame. ``missing``: number of bytes of the frame that have
+    not arrived yet.
     """
 
     host: str

@@ -146,7 +146,7 @@ class _Failed:
 class _SparkWorker:
     """The function that runs on an executor.
 
-    It receives numbers of tasks, and yields the name of the kernel and the pickled result of each
+    It receives task numbers, and yields the name of the kernel and the pickled result of each
     task. If the driver's working folder exists on the executor, the tasks run in this folder, so
     that relative paths have the same meaning. ``roots``: URLs that tasks may need.
     """

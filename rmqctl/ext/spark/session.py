@@ -77,9 +77,9 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
     fails.
 
     Raises:
-    * UnsupportedError without Java, JobError if the session does not start; the message has the
-      remedy
-    * MissingExtraError without pyspark or pyarrow
+    * UnsupportedError if Java is missing, JobError if the session does not start; the message
+      contains the remedy
+    * MissingExtraError if pyspark or pyarrow is missing
     * RefusedError or StoreIOError for the log
     """
     require("pyspark", "pyarrow")

@@ -41,7 +41,10 @@ def _spread(key: str) -> int:
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
-    """Return the capacity of a table of ``size`` keys (``earlier``) after ``key`` is added."""
+    """Return the capacity of a table after ``key`` is added.
+
+    ``capacity``: the capacity before. ``earlier``: the ``size`` keys that the table already has.
+    """
     if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
         mask = capacity - 1
         bucket = _spread(key) & mask

@@ -90,8 +90,8 @@ def split_keys(keys: str | None) -> list[str]:
 
 
 def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return (queue name, queue offset) of the further entries of a message (spec: consumequeue.md
-    §10).
+    """Return (queue name, queue offset) of each further consume queue entry of a message (spec:
+    consumequeue.md §10).
     """
     names = properties.get(MULTI_DISPATCH, "").split(",")
     numbers = properties.get(MULTI_QUEUE_OFFSET, "").split(",")
@@ -111,7 +111,7 @@ def are_sound(raw: bytes) -> bool:
 
 
 def fault(raw: bytes) -> str | None:
-    """Return the fault of the properties of a message, as a noun; None if the properties are
+    """Return a noun phrase for the fault in a message's properties; None if the properties are
     valid.
     """
     if b"\0" in raw:

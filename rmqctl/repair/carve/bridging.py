@@ -174,8 +174,8 @@ class Lacking:
             self._ends[number] = (offset + 1, len(self._gaps)) if fits else (-1, 0)
 
     def _put(self, missing: MissingOffsets, first: int) -> bool:
-        """Assign missing messages to the gaps from number ``first`` on; return whether all of them
-        fit.
+        """Assign missing messages to the gaps, starting with the gap at index ``first``; return
+        whether all of them fit.
         """
         left, parts = missing.number, []
         size = missing.filler().least(_SEALED)

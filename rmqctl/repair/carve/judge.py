@@ -83,10 +83,10 @@ class Judge:
         return max(dledger.END.decode(head).size, 0)
 
     def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
-        """Return the end of a record with a damaged header, if one of its possible sizes ends at
-        another record; else None.
+        """Return the end of a record with a damaged header; None if it is unknown.
 
-        Unless ``strict``, a size that ends at the end of the log is enough.
+        With one of its possible sizes, the record must end where another record begins or, unless
+        ``strict``, where the log ends.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:

@@ -48,8 +48,8 @@ _FIELDS = ("broker", "physical", "is_late", "source", "position", "size", "queue
            "time")
 
 RecordPlace = tuple[int, int, int, int, int, int, int, int, int]
-"""The place of a record: (rank of the broker, physical offset, whether the record is misplaced,
-source, position, size, number of the queue or -1, queue offset, store time).
+"""Location of a record: (rank of the broker, physical offset, whether the record is misplaced,
+source, position, size, queue number or -1, queue offset, store time).
 """
 _FOLLOWS = -1
 _CLOCK = 60_000

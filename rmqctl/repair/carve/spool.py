@@ -105,7 +105,9 @@ class Majority:
 
 
 def identity(page: Page) -> Array:
-    """Return one number (uint64) for each record's identity except the physical offset."""
+    """Return, for each record, one number (uint64) that represents its identity without the
+    physical offset.
+    """
     identities: Array = np.full(len(page), _OTHER, np.uint64)
     for column in (hosts_of(page), *map(page.numbers, _IDENTITY)):
         identities = (identities ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME

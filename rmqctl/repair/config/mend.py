@@ -363,8 +363,8 @@ class _Mender:
     # -- steps ------------------------------------------------------------------------------------
 
     def _aside(self, file: ConfigFile, what_follows: str = "", *, empty: bool = False) -> None:
-        why = "a broker that reads this file starts only without it" if file.stops_broker else (
-            "a broker reads nothing from it")
+        why = ("a broker that reads this file does not start; without the file, it starts"
+               if file.stops_broker else "a broker reads nothing from it")
         why += f": {what_follows}" if what_follows else ""
         for copy in (file.main, file.backup):
             if (copy.state == UNREADABLE and copy.offset is not None) or (

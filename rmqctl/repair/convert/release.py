@@ -319,7 +319,9 @@ class _Conversion(Changes):
             self.notes += index.notes
 
     def reset_checkpoint(self) -> None:
-        """Set fields to 0 that the release does not maintain, as in files that it writes."""
+        """Set to 0 the fields that the release does not maintain, as the release does in the files
+        that it writes.
+        """
         present = self.store.checkpoint
         if present is None:
             return
@@ -348,7 +350,7 @@ class _Conversion(Changes):
 
     def check_loading(self) -> None:
         """Move aside folders that prevent the release from starting. Raises: RefusedError if a file
-        does.
+        prevents it from starting.
         """
         gone = tuple(step.target for step in self.steps if isinstance(step, MoveAside))
         for refusal in load(self.store, self.version).refusals:

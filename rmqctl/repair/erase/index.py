@@ -57,8 +57,8 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
     old = SLOT.array(source.read(shape.slot_position(0), shape.slots * SLOT.size))["entry"]
     if not index.sure or len(entries) < count or not (
             np.array_equal(old, slots) and np.array_equal(entries["previous"], previous)):
-        changes.notes.append(f"{name}: its chains are damaged, and {why} stay in it; after this, "
-                             "`rmqctl recover STORE --only index` rebuilds it")
+        changes.notes.append(f"{name}: its chains are damaged, so {why} stay in this file; to "
+                             "rebuild it afterwards: `rmqctl recover STORE --only index`")
         return
     # The entries that stay, linked again; zeros after them.
     left = entries[keep].copy()

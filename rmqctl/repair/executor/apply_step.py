@@ -224,7 +224,7 @@ class StepStates:
     def _same_files(first: str, other: str) -> bool:
         """Return whether two files have the same content.
 
-        After a power failure, they may be one file that has its old and its new name.
+        After a power failure, they may be one file that has both its old and its new name.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 

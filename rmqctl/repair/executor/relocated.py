@@ -234,7 +234,7 @@ def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Fold
     if folder in given:
         if other and _is_same(folder, given[folder]):
             raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
-                               f"{journal.id} was made, and is not changed for {root}")
+                               f"{journal.id} was made; a command on {root} must not change it")
         return given[folder]
     if journal.root:
         candidate = os.path.normpath(os.path.join(now, os.path.relpath(folder, journal.root)))

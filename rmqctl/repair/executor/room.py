@@ -79,7 +79,8 @@ def _of_content(content: Content, device: int,
 def _of_patch(path: str, step: Patch) -> int:
     """Return the number of bytes that a patch needs.
 
-    A patch needs space for its new and kept old content, and for holes that it fills.
+    A patch needs space for its new content, for the old content that is kept, and for the holes
+    that it fills.
     """
     total = 0
     fd = open_file(path, os.O_RDONLY)

@@ -74,9 +74,9 @@ def choose(root: str, repair_id: str | None) -> str:
     committed = [name for name in ids(root) if is_committed(root, name)]
     if repair_id is not None:
         if any(repair_id == aside.id for aside in put_aside(root)):
-            raise RefusedError(f"{repair_id} is not a repair: these files were replaced when the "
-                               "store was opened, or by a dispatch, and cannot be undone; they "
-                               f"are in {os.path.join(root, STAGING, repair_id)}")
+            raise RefusedError(f"{repair_id} is not a repair: its files were replaced when the "
+                               "store was opened, or by a dispatch. This cannot be undone; the "
+                               f"old files are in {os.path.join(root, STAGING, repair_id)}")
         if repair_id not in committed:
             raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
                              "lists its repairs")

@@ -27,8 +27,8 @@ WHY = "a broker does not start on it"
 _TAKEN = "a broker treats it as an index file"
 _NO_INDEX = "not an index file"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-"""Numbers that Long.parseLong accepts, except other scripts' digits and numbers that are
-too large.
+"""Numbers as Long.parseLong accepts them, with two differences: digits of other scripts do not
+match, and 19 digits match even if the number is too large.
 """
 _QUEUES = ("consumequeue", "consumequeue_ext")
 _NAMED = 5

@@ -32,7 +32,7 @@ from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Sizes, Store
 
 _NEAR = 1 << 14
-"""Maximum distance, in queue offsets, of messages that are searched for the same tags code."""
+"""Messages at most this many queue offsets away are searched for the same tags code."""
 _TRIED = 16
 
 

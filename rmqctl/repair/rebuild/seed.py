@@ -54,9 +54,10 @@ def derived_in(root: str, file_size: int | None = None) -> Store:
 
 
 def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
-    """Yield, for each batch queue, the last file with entries of expired messages, and their size.
+    """Yield (file, size) for each batch queue: the last file with entries of expired messages, and
+    the size of these entries in bytes.
 
-    The size is in bytes. Queues without such entries are skipped. Raises: StoreIOError.
+    Queues without such entries are skipped. Raises: StoreIOError.
     """
     if not log_min:
         return

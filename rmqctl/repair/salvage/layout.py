@@ -90,8 +90,8 @@ class Filling:
         """Store time of the last filler (ms)."""
 
     def settle(self) -> None:
-        """Move items that overlap, or are too long for the span, to ``left``; they become messages
-        of unknown physical offset.
+        """Move to ``left`` the items that overlap, extend beyond the span, or are too small for
+        their filler. They become messages of unknown physical offset.
         """
         placed: list[FilledMessage] = []
         position = self.span.start

@@ -369,7 +369,7 @@ class _Job:
 
     def _oddities(self, survey: Survey, evidence: HoleEntries) -> list[str]:
         """Return notes about damage that is not repaired, intact messages that some brokers reject,
-        and entries that point after the log.
+        and entries that point beyond the end of the log.
         """
         # Messages that other broker versions reject.
         oddities = []

@@ -35,8 +35,8 @@ _OTHERS = "for other reasons"
 
 @dataclass(slots=True)
 class Unused:
-    """Messages of a source that cannot be used: for each reason, their number and the position of
-    the first.
+    """Unusable messages of a source: for each reason, the number of messages and the position of
+    the first one.
     """
 
     counts: Counter[str] = field(default_factory=Counter)

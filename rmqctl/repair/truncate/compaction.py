@@ -31,7 +31,7 @@ _FOLDER, _LOG, _QUEUE, _POSITIONS = "compaction", "compactionLog", "compactionCq
 
 
 def cut_compaction(store: Store, ends: Mapping[QueueKey, int]) -> Changes:
-    """Remove the messages at or after the end of their queue from the compaction logs.
+    """Remove from the compaction logs the messages at or after the end of their queue.
 
     ``ends``: for each queue to truncate, its next queue offset. Raises: StoreIOError.
     """
@@ -65,8 +65,9 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
-    """Return the first entry at or after a queue offset; None if no such entry exists. An entry
-    is (number of the file, number of the entry, position of its message in the compaction log).
+    """Return the first entry at or after a queue offset; None if no such entry exists. An entry is
+    (index of its file, index of the entry in the file, position of its message in the compaction
+    log).
     """
     for which, file in enumerate(index):
         with FileSource(file.path) as source:

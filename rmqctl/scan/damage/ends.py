@@ -168,7 +168,8 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
     """Return the number of messages missing before the next file, minus the number that can be
-    lost. No frame in this file counts as a message. None if the missing messages cannot be counted.
+    lost, if no frame in this file is a message. Return None if the missing messages cannot be
+    counted.
     Raises: StoreIOError.
     """
     if source.witness is None or ahead.closed is None:

@@ -1,4 +1,4 @@
-"""Examine DLedger data without a provable message (spec: dledger.md §2).
+"""Examine DLedger data that contains no provable message (spec: dledger.md §2).
 
 The header of an entry contains the entry's position, and its length twice. So no other entry begins
 inside an entry with an intact header, whatever the body contains. If the header is damaged, the

@@ -31,8 +31,8 @@ Taken = Callable[[Record], bool]
 class Leads:
     """Entries that point to consecutive records, and entries that contradict these records.
 
-    ``taken`` returns whether another message has a record's queue offset, if the entry does not
-    show such a message.
+    ``taken``: function that returns whether another message has a record's queue offset. It is
+    called if the entry does not show such a message.
     """
 
     def __init__(self, witness: Witness, records: Sequence[Record],

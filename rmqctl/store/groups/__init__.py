@@ -1,1 +1,1 @@
-"""Consumer groups: the messages that a group has not consumed, has sent back, or gave up on."""
+"""Consumer groups: the messages that a group has not consumed, has sent back or has given up on."""

@@ -341,8 +341,8 @@ class _WithoutThePast(StoreWitness):
 
 
 def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]]:
-    """Yield parts of the queues that together have about ``page`` entries: many queues may have few
-    entries each.
+    """Yield lists of queue parts that together have about ``page`` entries, because many queues may
+    have only a few entries each.
     """
     parts: list[_Part] = []
     left = page

@@ -188,9 +188,9 @@ class Condition:
     def _test_decoded(self, value: Any) -> bool:
         """Return whether the condition holds for a field of a decoded body.
 
-        Numbers are compared as numbers, texts like the values of properties. For a list, the
-        condition must hold for one item; a "not" condition, for all items. The condition never
-        holds for a missing value or an object.
+        Numbers are compared as numbers, and texts like the values of properties. For a list, the
+        condition must hold for at least one item, but a "not" condition must hold for all items.
+        The condition never holds for a missing value or an object.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any

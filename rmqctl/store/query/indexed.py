@@ -139,8 +139,8 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
     """Return the ranges of the messages at ``places``, if a consume queue entry points to them.
 
-    An entry is ignored as damaged if its size extends beyond the next message or beyond another of
-    the offsets.
+    An entry is ignored as damaged if, with its size, the message would extend beyond the start of
+    the next message or beyond another of the offsets.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)

@@ -527,8 +527,8 @@ class FileQueue(ConsumeQueue):
 
 
 def plain_units(rows: Array) -> Array:
-    """Return the units (20 bytes) with which entries like those of `ConsumeQueue.timed_units`
-    begin.
+    """Return the 20-byte unit at the start of each entry. The entries have the form of those from
+    `ConsumeQueue.timed_units`.
     """
     raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, rows.itemsize)
     units: Array = np.ascontiguousarray(raw[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)

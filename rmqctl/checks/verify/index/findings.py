@@ -270,7 +270,8 @@ class _ReachedEntries:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """Return the number of used slots if the structure is sound; None if not, or without a kernel.
+    """Return the number of used slots if the structure is sound; None if it is not sound, or if no
+    kernel is available.
 
     In a sound structure, exactly one slot, or one newer entry of the same slot, points to each
     entry.

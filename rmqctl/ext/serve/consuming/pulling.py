@@ -29,7 +29,7 @@ MAX_WAIT_S = 300.0
 MAX_WAITING = 1024
 """Maximum number of waiting pulls of one connection."""
 _TEXT = 64
-"""Number of characters in a field of a waiting request that count as one more request."""
+"""This many characters in a field of a waiting request count as one more request."""
 _MAX_GROUPS = 10_000
 """Maximum number of pairs of group and topic whose delivered messages are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,

@@ -15,7 +15,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.parse_values import Address
 
 MAX_UNSENT = 64 << 20
-"""Maximum bytes of messages that are being written, to all clients together."""
+"""Maximum total size in bytes of the messages that are being written to all clients."""
 _CODES = {
     Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     Status.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,

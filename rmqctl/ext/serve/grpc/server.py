@@ -36,7 +36,7 @@ _MAX_REQUEST = 5 << 20
 _MAX_HEADER = 8 << 10
 """Maximum bytes of a call's metadata; each field counts 32 bytes more than its text."""
 _READ_S = 20.0
-"""Maximum seconds until a request has arrived."""
+"""Maximum time in seconds for a request to arrive completely."""
 _IDLE_MS = 120_000
 _END_S = 2.0
 """Maximum seconds for sending pending responses at shutdown."""

@@ -39,7 +39,9 @@ class Delays:
     _due: dict[int, float] = field(default_factory=dict)
     """The time (ms) of the next check of each level."""
     _flying: dict[int, set[int]] = field(default_factory=dict)
-    """For each level, offsets in its schedule queue of the messages that are being stored."""
+    """For each level: the offsets, in the level's schedule queue, of the messages that are being
+    stored.
+    """
 
     def load(self) -> None:
         """Load the progress of the levels from the store. Raises: StoreIOError."""

@@ -44,7 +44,7 @@ written to disk.
 _MAX_PENDING = 64 << 20
 """Maximum bytes of messages that wait to be stored."""
 _SMALL = 1000
-"""Memory in bytes of a waiting message, in addition to its body."""
+"""Memory in bytes that a waiting message uses in addition to its body."""
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 _TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
 _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
@@ -379,8 +379,8 @@ class Writer:
             self.settle()
 
     def settle_now(self) -> None:
-        """Call `settle` so that an index lookup finds new messages, unless a thread is storing
-        messages.
+        """Call `settle` so that an index lookup finds new messages. Do nothing while a thread is
+        storing messages.
         """
         if self._unsettled and self._running is None:
             self.settle()

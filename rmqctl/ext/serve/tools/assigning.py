@@ -70,8 +70,8 @@ def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: s
     """Return the queues from which a client of a POP group reads.
 
     These are the queues that `share` assigns to the client and to the next ``shared`` clients. If
-    these are all queues, or if ``shared`` is not positive, return one entry for each broker. Such
-    an entry means any queue of the broker.
+    the client would read all queues, or if ``shared`` is not positive, return one entry for each
+    broker instead. Such an entry means any queue of the broker.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}

@@ -210,7 +210,7 @@ class LocalSide:
 
 
 class Router:
-    """Answers queries as a broker with the stores ``local`` and ``tier`` does. ``broker``: the
+    """Answers queries like a broker that has the stores ``local`` and ``tier``. ``broker``: the
     broker's name, if several brokers share the tier.
     """
 
@@ -293,8 +293,8 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """Return the first offset after ``queue_offset`` that either store can answer. Find it by
-        bisection.
+        """Find, by bisection, the first queue offset after ``queue_offset`` for which either store
+        has an answer.
         """
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL

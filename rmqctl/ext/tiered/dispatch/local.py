@@ -129,8 +129,8 @@ class LocalQueue:
         if not message.MIN_SIZE <= unit.size <= MAX_RECORD or unit.physical_offset < 0:
             return (f"the consume queue entry is damaged: physical offset {unit.physical_offset}, "
                     f"{unit.size} bytes")
-        return ("the consume queue entry points before the end of the previous message, to "
-                f"{unit.physical_offset}")
+        return (f"the consume queue entry points to {unit.physical_offset}, before the end of the "
+                "previous message")
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
         """Return the tags code of each entry, and the numbers of the entries whose extension unit

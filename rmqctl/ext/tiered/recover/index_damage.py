@@ -113,8 +113,8 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
-        """Yield at most one finding about an item of a missing queue: the first item with the hash
-        of a key that lacks its item.
+        """Yield at most one finding about the items of missing queues: for the first of these items
+        whose hash is that of a key without an item.
         """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])

@@ -82,7 +82,7 @@ class CommitLogSurvey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first intact records without a row. Such a record is of another
+    """(position, size) of the first intact records without a row. Such a record belongs to another
     queue, or has a body CRC mismatch and an unexpected queue offset.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)

@@ -55,8 +55,8 @@ _STYLE = sysflag.MULTI_TAGS | _INNER
 _TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
                  sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 _ALIKE = 3
-"""Minimum number of messages with the same unknown bits for which these bits do not count as
-damage. A newer release or a client has set them.
+"""Unknown bits are not damage if at least this many messages have the same bits: a newer release or
+a client has then set them.
 """
 _OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
 _ALL = np.array([sum(parts) for parts in product(
@@ -117,7 +117,7 @@ class Flags:
         if not is_odd:
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _rebuilt(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
-                "hosts: with these exchanged, ports and store time fit", whole=True)
+                "hosts: swapped back, they match the ports and the store time", whole=True)
         if not stored & ~sysflag.KNOWN_BITS and odd_bytes(shaped.body) is not None:
             return None  # an unknown codec may have compressed the body
         hosts = shaped.sys_flag & HOST_BITS

@@ -233,7 +233,8 @@ def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with the id of the only queue of the topic that lacks exactly this message.
+    """Return the record with a corrected queue id: that of the only queue of the topic from which
+    exactly this message is missing.
 
     The record is unchanged if another message with an invalid queue claims the same queue offset.
     """
@@ -264,7 +265,9 @@ def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> t
 
 
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
-    """Return whether a queue lacks exactly this message at its position in the log."""
+    """Return whether exactly this message is missing from a queue at the message's position in the
+    log.
+    """
     return any(run.end == record.queue_offset and other.first == record.queue_offset + 1
                and run.high < record.physical_offset < other.low for run, other in pairwise(runs))
 

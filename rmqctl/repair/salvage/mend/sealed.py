@@ -146,7 +146,9 @@ def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
 
 
 def _lacking(record: Record, gatherer: Gatherer) -> range:
-    """Return the queue offsets that the message's queue lacks at its position in the log."""
+    """Return the queue offsets that are missing from the message's queue at the message's position
+    in the log.
+    """
     key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
     for hole in gatherer.holes.get(key, ()):
         if hole.low < record.physical_offset < hole.high:

@@ -193,8 +193,8 @@ class Times:
         return proved_time(record.store_timestamp, between, exact, keys, impossible=impossible)
 
     def _exact(self, record: Record) -> Iterator[tuple[int, str]]:
-        """Yield (store time, name of the structure) for structures that have it to the
-        millisecond.
+        """Yield (store time, name of the structure) for each structure that contains the store time
+        to the millisecond.
         """
         key = os.fsdecode(record.topic), record.queue_id
         try:

@@ -97,7 +97,7 @@ class TopicEvidence:
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
         self._budget = _MAX_HOLES
         self._claims: Counter[tuple[int, int, int]] = Counter()
-        """Number of suspects, by length of the topic, queue id and queue offset."""
+        """Number of suspects, by (topic length, queue id, queue offset)."""
 
     def suspects(self) -> list[Suspect]:
         """Return messages whose topic may be wrong, in log order."""
@@ -289,8 +289,8 @@ class TopicEvidence:
                 f"{suspect.queue_offset} here")
 
     def _may_be_elsewhere(self, topic: bytes, suspect: Suspect) -> bool:
-        """Return whether other damaged regions may have contained the message that the queue
-        lacks.
+        """Return whether the message that is missing from the queue may have been in another
+        damaged region.
         """
         hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), suspect.key[1]),
                           suspect.queue_offset)
