@@ -46,8 +46,8 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     broker's store, the log ends after the last message if all entries of this message exist.
     Otherwise it ends at the start of the last message that has entries.
 
-    This start may be more than `_MAX_LAGGING` bytes before the end of the log, or not after
-    ``least``, the end of the existing copy. In both cases, the log ends after the last message.
+    There is one exception: if that start is `_MAX_LAGGING` bytes or more before the end of the log,
+    or is not after ``least`` (the end of the existing copy), the log ends after the last message.
     """
     with _now(store) as now:
         taken = live.take(now)

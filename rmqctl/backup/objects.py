@@ -278,12 +278,12 @@ class Objects(RemoteFiles):
 
     def take_away(self, before: int) -> tuple[int, int]:
         """Remove the points older than ``before`` (epoch ms), but never the newest point. Then
-        remove the objects that no remaining point names. Return (number of removed points, number
-        of removed bytes).
+        remove the objects to which no remaining point refers. Return (number of removed points,
+        number of removed bytes).
 
         If many points remain, all of them are read only once a day. At other times, only the oldest
         and the newest remaining point are read. Then an object is removed only if it belongs to the
-        log, a removed point names it, and these two points do not.
+        log, a removed point refers to it, and neither of these two points does.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]

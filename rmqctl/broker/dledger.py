@@ -96,8 +96,9 @@ def _committed(store: Store) -> int:
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
     """Return the number of the file at which recovery begins, and the reason.
 
-    This is the third-last file, or the nearest earlier file, whose first entry matches the index.
-    Without such a file, recovery begins at the first file.
+    Recovery begins at the third-last file if its first entry matches DLedger's index; otherwise, at
+    the nearest earlier file whose first entry matches. If no file matches, recovery begins at the
+    first file.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)

@@ -116,8 +116,8 @@ class Settings:
 
 
 MIN_COMMITLOG = 1 << 10
-"""Minimum size of a commitlog file in bytes. Blank record, fixed part and longest topic need 250
-bytes; the rest is for properties and body.
+"""Minimum size of a commitlog file in bytes. A blank record, the fixed part of a record and the
+longest topic need 250 bytes; the rest is for the properties and the body.
 """
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2

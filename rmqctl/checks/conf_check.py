@@ -32,8 +32,8 @@ _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReserve
 class ConfFinding:
     """A finding about a setting.
 
-    ``line``: number of the setting's line in the configuration file; None if the file lacks the
-    setting.
+    ``line``: line number of the setting in the configuration file; None if the file does not
+    contain the setting.
     """
 
     finding: Finding

@@ -120,8 +120,8 @@ class Diagnosis:
 
     @property
     def earlier(self) -> int:
-        """Return the number of messages of earlier queues that the findings list. Consumers do not
-        receive them.
+        """Return the number of messages of earlier queues, according to the findings. Consumers do
+        not receive these messages.
         """
         return sum(finding.count for finding in self.findings.findings
                    if finding.category == "cq-earlier")
@@ -283,7 +283,7 @@ class Diagnosis:
 
     @property
     def remains(self) -> list[Remaining]:
-        """Return problems that no command repairs, with what to do by hand."""
+        """Return the problems that no command repairs, and what to do about them by hand."""
         repaired = {defect.category for defect in self.start.metadata.defects
                     if defect.command is not None} | {"config-offset"}  # has its own steps
         if any(advice.of_the_tier(self.findings.findings)):

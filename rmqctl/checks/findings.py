@@ -359,7 +359,7 @@ CATEGORIES: dict[str, Category] = {
     "conf-name": Category(
         WARNING, "broker.conf has a setting that the broker does not read", _by_hand),
     "conf-value": Category(
-        ERROR, "the broker does not read a value in broker.conf as it is written", _by_hand),
+        ERROR, "the broker reads a value in broker.conf in an unexpected way", _by_hand),
     "conf-path": Category(WARNING, "a folder in broker.conf does not exist", _by_hand),
     "conf-store": Category(ERROR, "broker.conf does not fit the store", _by_hand),
     "conf-default": Category(

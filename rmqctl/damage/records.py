@@ -371,8 +371,8 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the header with one flipped bit in a length, for every bit whose flip gives at most
-    ``most``.
+    """Yield the header with one flipped bit in a length, for each flip after which the length is at
+    most ``most``.
     """
     length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):

@@ -207,8 +207,8 @@ class WriterTarget(NamedTuple):
 def wait(seconds: float) -> None:
     """Sleep; raise BrokenPipeError as soon as the reader of stdout has exited.
 
-    After a plain sleep, only a write would fail: ``tail -f | head -1`` would run forever on a store
-    without new messages.
+    A plain sleep would not notice the exit before the next write: ``tail -f | head -1`` would run
+    forever on a store without new messages.
     """
     until = time.monotonic() + seconds
     try:

@@ -46,7 +46,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
     is not supported.
 
     ``total``: number of messages that cannot be restored.
-    ``lost``: the first of these messages. In a DLedger log, the others belong to unknown queues.
+    ``lost``: the messages that are listed; there may be fewer than ``total``. In a DLedger log,
+        unlisted messages belong to unknown queues.
     ``table``: the next queue offset of each queue (``{"TopicTest-3": 17}``).
     ``reached``: lost messages that only consumer offsets show (`lost_by_positions`). Messages of
         unknown queues may be among them.

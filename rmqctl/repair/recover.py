@@ -129,7 +129,7 @@ class RecoverOptions:
 
     @property
     def whole(self) -> bool:
-        """Return whether all structures are repaired that a broker needs at startup."""
+        """Return whether all structures that a broker needs at startup are repaired."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
     @property

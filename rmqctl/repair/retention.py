@@ -1,7 +1,7 @@
 """Predict which files of a store a broker's cleaner deletes, and how long the disk will have space.
 
 The rules are those of a broker's startup (`rmqctl.checks.preflight.disk`). Expiring files and
-unread messages are determined as by `expire`, the growth rate as by `du`. Nothing is changed.
+unread messages are determined as in `expire`, and the growth rate as in `du`. Nothing is changed.
 """
 
 from __future__ import annotations

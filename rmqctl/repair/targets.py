@@ -114,8 +114,8 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError if the path of a target contains a link that one user owns to a file of
-    another user.
+    """Raise RefusedError if the path of a target contains a link that is owned by one user and
+    points to a file of another user.
 
     The administrator repairs the stores of other users. A user must not be able to make the repair
     change a file of the administrator through a link. The kernel has the same rule for links in

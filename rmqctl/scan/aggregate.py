@@ -130,7 +130,7 @@ class Aggregate:
         self._bound()
 
     def pack(self) -> None:
-        """Reduce a full object to few groups before it is sent to another process."""
+        """Reduce a full object to a few groups before it is sent to another process."""
         if self.is_full:
             self._shrink(2 * self._heavy)
 

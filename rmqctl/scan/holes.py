@@ -20,7 +20,7 @@ _MAX_PIECE = 1 << 20
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes,
-    ascending. If the system does not report holes, yield the entire rest.
+    ascending. If the system does not report holes, yield the remaining range in one piece.
     """
     position = start
     while position < end:

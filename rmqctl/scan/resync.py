@@ -191,8 +191,9 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Return the positions in ``data`` that need a check with `provable`. ``start``: position of
-    ``data[0]``. The search is by column, because foreign bytes may contain very many magics.
+    """Return the positions in ``data`` that must be checked with `provable`. ``start``: position of
+    ``data[0]``. The search is by column, because foreign bytes may contain a great many magic
+    numbers.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)

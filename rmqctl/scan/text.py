@@ -446,8 +446,9 @@ class PropertySegments:
         """Return the index keys as (row, hash in the index entry, length in bytes), all int64. Each
         record's unique key comes first, then its other keys.
 
-        ``topic``: the number of each record's topic. ``sharp``: the hash of ``topic#`` for each
-        topic number. Return None if the kernel cannot compute the keys; then the caller must.
+        ``topic``: the topic number of each record. ``sharp``: the hash of ``topic#`` for each topic
+        number. Return None if the kernel cannot compute the keys; the caller must then compute
+        them.
         """
         kernel = active()
         if kernel is None:

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "brokerClusterName": "DefaultCluster", "brokerRole": "ASYNC_MASTER", "brokerId": 0,
     "fileReservedTime": 72, "deleteWhen": "04", "diskMaxUsedSpaceRatio": 75,
     "messageIndexEnable": True, "messageIndexSafe": False}
-"""Defaults of settings, where they are the same in all releases."""
+"""Defaults of the settings whose default is the same in all releases."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return whether a broker without a configured root uses another folder than this store as its
+    """Return whether a broker without a configured root uses a folder other than this store as its
     root. True if a log folder is in the store, but the store is not the default root.
     """
     if is_default(vfs.abspath(store)):

@@ -108,7 +108,7 @@ class Diff:
     def suspect(self) -> tuple[str, str] | None:
         """Return the name (a, b or c) and the path of the worse store; None without differences.
 
-        The worse store has more damage or lacks more messages.
+        The worse store has more damage or more missing messages.
         """
         if self.equal:
             return None

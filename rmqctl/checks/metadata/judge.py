@@ -244,7 +244,8 @@ class _MetadataJudge:
 
     def _words(self, name: str, entries: Table, *, emptied: bool) -> Phrase:
         if not entries.loads_main:
-            return Phrase("{file} is damaged, and its .bak lacks some of its entries", file=name)
+            return Phrase("{file} is damaged, and some of its entries are missing from its .bak",
+                          file=name)
         if emptied:
             return Phrase("{file} has no entries; the next write replaces its good .bak", file=name)
         return Phrase("{file} lacks entries of its .bak; the next write replaces the .bak",

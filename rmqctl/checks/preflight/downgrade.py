@@ -69,7 +69,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     for feature, loss in downgrade_losses(store, predicted.broker_version):
         unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(
-            "keep to brokers of release {release} or later, which read them, or export them first",
+            "keep using brokers of release {release} or later, which read these messages, or "
+            "export the messages first",
             release=FEATURES[feature].since) if loss.exportable is not None else Phrase(
             "start a broker of release {release} or later, which reads them",
             release=FEATURES[feature].since)

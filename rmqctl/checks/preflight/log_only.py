@@ -34,7 +34,7 @@ CONFIG = "config"
 class End(NamedTuple):
     """The end of the log, if recovery begins in one of the files ``first`` to ``last``.
 
-    ``first``, ``last``: numbers of files.
+    ``first``, ``last``: indexes of the files.
     ``offset``: physical offset of the end.
     ``why``: the reason for this end.
     """

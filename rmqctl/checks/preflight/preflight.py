@@ -486,7 +486,7 @@ class _Start:
                 names=Joined(", ", [relative(self.store, file.path)
                                     for file in duplicate.files]))]
             if duplicate.differing:
-                parts.append(Phrase("{some} of the messages are not in all of them",
+                parts.append(Phrase("{some} of the messages are not in all of these files",
                                     some=duplicate.differing))
             predicted.notes.append(Joined("; ", parts))
 

@@ -283,7 +283,9 @@ class Prediction:
     noted: Noted | None = None
     """Metadata of the consume queue database after the start; None if the queues are in files."""
     second_start: SecondStart | None = None
-    """The next, clean start, if it loses messages that this start keeps; else None."""
+    """The next start (after a clean shutdown), if it loses messages that this start keeps; else
+    None.
+    """
     incurable: int = 0
     """Number of `losses` that no repair of the store can prevent."""
     refuses_writes: bool = False

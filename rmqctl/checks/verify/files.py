@@ -325,7 +325,7 @@ class Votes:
         self.steps.update(b.base - a.base for a, b in pairwise(usable) if b.base > a.base)
 
     def size(self) -> int | None:
-        """Return the file size that most actual sizes and distances between names support.
+        """Return the file size that agrees with most actual sizes and distances between names.
 
         None if no size is possible. If a file is missing, the distance between its neighbors is a
         multiple of the file size.

@@ -122,7 +122,9 @@ class Alias(NamedTuple):
 
 
 def _if_false(*words: str) -> Callable[[str], Sequence[str]]:
-    """Return the translation of an mqadmin option that takes true or false: ``words`` for false."""
+    """Return the translation of an mqadmin option that takes true or false: ``words`` if the value
+    is false, else no words.
+    """
     return lambda value: words if value.strip().lower() == "false" else ()
 
 

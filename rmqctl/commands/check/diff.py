@@ -50,8 +50,8 @@ def command(
         "--by", help="Pair by physical offset (slave, backup) or by queue offset (rebuilt, "
                      "migrated store); auto: detect.")] = "auto",
     whole: Annotated[bool, typer.Option(
-        "--whole", help="Also count messages that only one store still has because the other "
-                        "starts later, and configuration files.")] = False,
+        "--whole", help="Also count configuration files, and messages that only one store still "
+                        "has because the other starts later.")] = False,
     strict: Annotated[bool, typer.Option(
         "--strict", help="With --by queue, also compare physical offset, store host and record "
                          "version.")] = False,

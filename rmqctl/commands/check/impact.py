@@ -1,4 +1,4 @@
-"""``rmqctl impact``: how damage of a store and a broker's startup affect consumer groups."""
+"""``rmqctl impact``: show how damage to a store and a broker's startup affect consumer groups."""
 
 from __future__ import annotations
 

@@ -236,8 +236,8 @@ class _StoreCheck:
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether the entire store is checked, at full speed. Only then are already lost
-        messages counted.
+        """Return whether the entire store is checked, at full speed. Messages that are already lost
+        are counted only in this case.
         """
         options = self.options
         return (options.only is None and options.sample is None and not self.since_last

@@ -182,8 +182,9 @@ def _in_folders(out: Output, store: StoreOptions, target: str, into: Sequence[st
         page.text(document["next"][0])
 
     out.document(document, show)
-    out.note(Phrase("a broker on the new store needs {setting}={value} in its configuration, "
-                    "without {other}", setting=SETTING, value=done.setting, other=READ_ONLY))
+    out.note(Phrase("a broker on the new store needs {setting}={value} in its configuration "
+                    "and must not set {other}", setting=SETTING, value=done.setting,
+                    other=READ_ONLY))
 
 
 def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[str, Any]) -> None:

@@ -31,13 +31,13 @@ def command(
     topic: Topic = None,
     broker: ClientBroker = None,
     larger: Annotated[bool, typer.Option(
-        "--max", help="If STORE and SOURCE have an offset, use the larger: nothing is "
+        "--max", help="If both STORE and SOURCE have an offset, use the larger one: nothing is "
                       "delivered again.")] = False,
     smaller: Annotated[bool, typer.Option(
-        "--min", help="If STORE and SOURCE have an offset, use the smaller: nothing is "
+        "--min", help="If both STORE and SOURCE have an offset, use the smaller one: nothing is "
                       "skipped.")] = False,
     replace: Annotated[bool, typer.Option(
-        "--replace", help="If STORE and SOURCE have an offset, use SOURCE's.")] = False,
+        "--replace", help="If both STORE and SOURCE have an offset, use SOURCE's.")] = False,
     view: View = "auto",
     tz: Zone = UTC,
     apply: ApplyOptions,

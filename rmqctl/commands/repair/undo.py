@@ -52,8 +52,8 @@ def command(
                           "are.")] = False,
     prune: Annotated[int | None, typer.Option(
         "--prune", metavar="AGE", parser=parse_duration, show_default=False,
-        help="Delete the kept files of repairs older than AGE (30d) for good. Lists them; --apply "
-             "deletes.")] = None,
+        help="Permanently delete the kept files of repairs older than AGE (30d). Without --apply, "
+             "only list them.")] = None,
     forget: Annotated[bool, typer.Option(
         "--forget", help="With --prune: also delete the records of what the repairs "
                          "lost.")] = False,

@@ -22,7 +22,8 @@ is omitted if it is empty in all rows.
 
 def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
     """Show the effect on consumers: a sentence, a table of affected queues, and the notes that are
-    not in ``shown``. Show nothing if there are no queues, or if certainly no group is affected.
+    not in ``shown``. Show nothing if there are no queues, or if it is certain that no group is
+    affected.
     """
     if consumers is not None and consumers.queues and (
             consumers.groups_affected or not consumers.complete):

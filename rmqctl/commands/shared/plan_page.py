@@ -174,8 +174,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after the plan was applied. First reset the consumer offsets beyond the end
-    of a queue, group by group, then check the store with the command ``look``.
+    """Return the steps to take once the plan has been applied: reset the consumer offsets beyond
+    the end of a queue, group by group, then check the store with the command ``look``.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 

@@ -183,7 +183,10 @@ def conf_of(given: list[str] | None) -> dict[str, str]:
 
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
         Literal["local", "spark"], str]:
-    """Return (the engine to use for ``size`` bytes of log, why); ``engine`` None: auto."""
+    """Return (the engine to use for ``size`` bytes of log, the reason).
+
+    ``engine``: None means auto.
+    """
     if engine is not None and engine != "auto":
         return engine, "requested"
     if master.startswith("local"):

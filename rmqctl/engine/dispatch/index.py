@@ -169,7 +169,7 @@ class IndexFileWriter:
         """Add an entry for each of the keys: at least one key, at most `room`. All arguments are
         int64 columns.
 
-        ``key_hash`` and ``key_row`` are in index order. ``key_row``: for each key, the number of
+        ``key_hash`` and ``key_row`` are in index order. ``key_row``: for each key, the position of
         its message in ``physical`` and ``store_timestamp``.
         """
         header, many = self.header, len(key_hash)

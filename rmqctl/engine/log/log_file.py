@@ -76,7 +76,7 @@ class LogFile(ABC):
         self.wrote = self.size
 
     def commit(self) -> None:  # noqa: B027  # nothing to do for most
-        """Write collected bytes to the file, in a variant that collects them. Raises:
+        """Write the collected bytes to the file, if this kind of file collects bytes. Raises:
         StoreIOError.
         """
 

@@ -75,7 +75,7 @@ _HALF_PAIR = "an unpaired surrogate, which UTF-8 cannot encode"
 
 @cache
 def sign_bit(name: str) -> int:
-    """Return the number of the sign bit in a field of a record."""
+    """Return the position of the sign bit in a field of a record (0: the lowest bit)."""
     return 8 * layout.width_of(Message, name)[0] - 1
 
 

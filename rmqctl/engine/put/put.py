@@ -360,5 +360,7 @@ class Putting(Closing):
 
     @property
     def misplaced(self) -> int:
-        """Number of recorded messages that kept a queue offset that does not continue the queue."""
+        """Number of recorded messages whose queue offset was kept although it does not continue the
+        queue.
+        """
         return self._path.recorder.misplaced

@@ -154,7 +154,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def missing(self) -> int:
-        """Number of bytes by which the last frame received is incomplete."""
+        """Number of bytes that are still missing from the last received frame."""
         return self._frames.missing
 
     def read_later(self, *, waits: bool) -> None:

@@ -40,9 +40,7 @@ Convert = Callable[[Any], Any]
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
           schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
           schema.TIERED_MESSAGES: "physical_offset"}
-"""For each table, the column that is read for a query that needs rows, but none of their
-columns.
-"""
+"""For each table, the column to read for a query that needs rows but no columns."""
 _SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
             "ShowColumns", "ShowFunctions", "ExplainCommand")
 _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",

@@ -92,7 +92,9 @@ class RemoteFiles(RemoteReader):
         return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in rows.items()}
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Yield the contents of many small files in their order; several are requested at once."""
+        """Yield the contents of many small files in the given order; several files are requested at
+        once.
+        """
         for first in range(0, len(paths), _AT_ONCE):
             some = paths[first:first + _AT_ONCE]
             with failing(self.where(some[0]), "read"):

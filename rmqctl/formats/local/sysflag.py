@@ -49,5 +49,5 @@ def has_consume_queue_row(sys_flag: int) -> bool:
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Return whether the message is indexed: all messages but ROLLBACK are (index.md §5)."""
+    """Return whether the message is indexed: true unless it is a ROLLBACK (index.md §5)."""
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK

@@ -27,7 +27,7 @@ from rmqctl.formats.fixed import Fixed
 # -- v1: names and JSON ---------------------------------------------------------------------------
 
 DEFAULT, VERSIONS, FORBIDDEN = "default", "kvDataVersion", "forbidden"
-"""The column families of a database of v1."""
+"""The column families of a v1 database."""
 VERSION_KEY = b"kvDataVersionKey"
 
 

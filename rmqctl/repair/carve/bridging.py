@@ -1,8 +1,8 @@
 """Create fillers for missing parts of a carved log, like those of `recover`.
 
-A gap in the log gets a filler for each message that a queue lacks there. Later messages then keep
-their queue offsets. The rest of the gap gets fillers without a queue. A missing file gets at least
-one filler.
+A gap in the log gets a filler for each message of a queue that is missing there, so later messages
+keep their queue offsets. The rest of the gap gets fillers without a queue. A missing file gets at
+least one filler.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ _BY_ITSELF = {
     "consumerFilter.json": "consumers register their SQL92 filters again",
     "consumerOrderInfo.json": "ordered POP consumers get unacknowledged messages again",
     "topicQueueMapping.json": "static topics lose their queue mapping; take it from a replica",
-    "timermetrics": "the broker counts timed messages again",
-    "transactionMetrics": "the broker counts half messages again",
+    "timermetrics": "the broker recounts timed messages",
+    "transactionMetrics": "the broker recounts half messages",
     "messageRequestMode.json": "groups return to the broker's default of pull or POP",
     "lmqConsumerOffset.json": "groups of light queues start where consumeFromWhere specifies",
 }
@@ -100,7 +100,7 @@ def mend_config(store: Store, generation: int, table: Iterable[str], clock: Call
     ``clock``: returns the time in epoch ms.
     ``missing``: whether to create files that have neither a main file nor a backup.
     ``settled``: files that the plan already restores from another store.
-    ``exports``: for each file, the first export with its table is used.
+    ``exports``: for each file, the first export that contains the file's table is used.
     """
     mender = _Mender(store, generation, list(table), clock, watch, missing, exports)
     for kind in _KINDS:

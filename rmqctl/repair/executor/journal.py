@@ -187,8 +187,8 @@ def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
     """Raise ValueError for paths that no repair writes into its journal.
 
     The journal may come from someone else. A target is relative to the root, or absolute in a
-    folder outside (`relocated` decides whether that folder belongs to the store). Kept files are in
-    the repair's own folder.
+    folder outside the root (`relocated` decides whether that folder belongs to the store). Kept
+    files are in the repair's own folder.
     """
     own = [record.staged, record.backup, record.undone]
     if any(os.path.isabs(name) for name in own):

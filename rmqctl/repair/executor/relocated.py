@@ -37,7 +37,7 @@ from rmqctl.repair.executor.staging import head_of
 from rmqctl.repair.executor.staging_dirs import structure_of
 
 Folders = Mapping[str, str]
-"""Map from the paths of folders outside of the store, as in the journal, to their current paths."""
+"""Map from the paths of folders outside the store, as in the journal, to their current paths."""
 
 
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
@@ -136,8 +136,8 @@ def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None
 def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
     """Return the unfinished repair of a store. Read-only. Raises: StoreIOError.
 
-    None if all repairs are finished or given up, or if the journal is damaged. ``named``: folders
-    outside that the user named.
+    None if all repairs are finished or abandoned, or if the journal is damaged. ``named``: folders
+    outside the store that the user named.
     """
     repair_id = pending(root)
     if repair_id is None or (state := state_of(root, repair_id)[0]) == "damaged":

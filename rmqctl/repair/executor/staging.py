@@ -364,7 +364,7 @@ def clear(root: str, repair_id: str) -> None:
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):
-        raise InternalError(f"{folder}: was committed already")
+        raise InternalError(f"{folder}: already committed")
     for staging_dir in noted_staging_dirs(root, repair_id):
         shutil.rmtree(staging_dir, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

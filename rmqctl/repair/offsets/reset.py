@@ -54,8 +54,8 @@ class Number:
 class Reset:
     """The offsets to change, and their new value.
 
-    ``to``: a store time in epoch ms, a `Number`, or an end of the queue. With ``beyond-end``,
-    offsets beyond the end of their queue move to this end, and others are kept.
+    ``to``: a store time in epoch ms, a `Number`, or the start or end of the queue. With
+    ``beyond-end``, offsets beyond the end of their queue move to this end, and others are kept.
     ``topic``: None for all topics in which the group committed offsets, except its retry topic.
     ``queue_id``: None for all queues.
     """

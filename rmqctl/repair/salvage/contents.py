@@ -1,9 +1,9 @@
 """Recognise text, JSON and zlib streams in bodies, as evidence for corrections.
 
-A wrong correction that matches a CRC is a random change. After it, a body is rarely still text,
-JSON or a zlib stream with a right checksum. So only changes that preserve such a content count as
-candidates. If counting them is hard, an upper bound is estimated from samples. The computed chance
-of a wrong correction may be too high, but not too low.
+A wrong correction that matches a CRC is a random change. After such a change, a body is rarely
+still text, JSON or a zlib stream with a right checksum. So only changes that preserve such a
+content count as candidates. If counting the candidates takes too long, an upper bound is estimated
+from samples. The computed chance of a wrong correction may be too high, but not too low.
 """
 
 from __future__ import annotations

@@ -352,10 +352,11 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
 
 
 def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
-    """Return the ranges to copy without our doubtful records that the source contradicts.
+    """Remove from ``ranges`` our doubtful records that the source contradicts; return the ranges to
+    copy.
 
-    The source contradicts a record if its own record at that position has the same size but
-    differs. The bytes that are copied before and after our record may prove it.
+    The source contradicts one of our records if the source's record at that position has the same
+    size but differs. The bytes copied before and after our record may prove it.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:

@@ -147,9 +147,9 @@ def marked(record: Record, sealed: bool,
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:
-    """Return the number of missing bytes for properties and the separator before the appended CRC.
+    """Return the number of bytes missing for properties and the separator before the appended CRC.
 
-    The number is 0 or less if the space is enough.
+    The number is 0 or less if there is enough space.
     """
     return len(text) + (sealed and not _is_closed(text)) - room
 

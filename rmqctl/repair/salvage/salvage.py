@@ -175,7 +175,7 @@ class _Job:
     their body is intact.
     """
     settled: set[int] = field(default_factory=set)
-    """Physical offsets of messages that are kept damaged, whatever contradicts them."""
+    """Physical offsets of messages that are kept damaged, regardless of what contradicts them."""
     copied: CopyResult = field(default_factory=lambda: CopyResult([]))
     surveyor: Surveyor = field(init=False)
 

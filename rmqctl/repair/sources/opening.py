@@ -159,7 +159,7 @@ class Opener:
                 raise UnsupportedError(f"{name}: {_NO_MEMBER}")
             _refuse_same_files(ours, store.log, name)
             if not any(file.size for file in store.log.files):
-                raise NotAStoreError(f"{name}: no commitlog found in it")
+                raise NotAStoreError(f"{name}: contains no commitlog")
             end = find_end(store).offset
         except RmqctlError:
             store.close()

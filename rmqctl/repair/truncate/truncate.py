@@ -1,4 +1,4 @@
-"""Truncate a log, and all structures derived from it, to their state before the later messages
+"""Truncate a log, and all structures derived from it, to their state before the removed messages
 arrived.
 
 Each change removes bytes in place or moves a file aside, so the cost hardly depends on the size of

@@ -141,8 +141,8 @@ class Leads:
                 self._lacks_keys(record))
 
     def besides_offset(self, record: Record) -> bool:
-        """Return whether anything contradicts a record besides another record with its queue
-        offset.
+        """Return whether anything contradicts a record, apart from another record with the same
+        queue offset.
         """
         place, size = record.physical_offset, record.total_size
         return (self._is_alike(record) is False or self.has_other_keys(record)

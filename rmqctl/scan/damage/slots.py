@@ -240,7 +240,9 @@ def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | N
 
 
 class Queues:
-    """Numbers of queues, in the order of their first frames. ``batched``: topics with batches."""
+    """Assigns numbers to queues, in the order of their first frames. ``batched``: topics with
+    batches.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[Queue, int] = {}

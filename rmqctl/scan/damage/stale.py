@@ -382,8 +382,8 @@ class _Records(Sequence[Record]):
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of an undamaged range. Of more than twice `MAX_PAGE_RECORDS`, only those
-    near the two ends are returned. If there are more than `_MAX_READ`, none is returned.
+    """Return the records of an undamaged range. If there are more than twice `MAX_PAGE_RECORDS`,
+    return only those near the two ends; if there are more than `_MAX_READ`, return none.
 
     Raises: StoreIOError, also on access to a record.
     """

@@ -145,8 +145,8 @@ def fault_text(error: Any) -> str:
 
 
 def shown_hex(raw: bytes, *, full: bool) -> str:
-    """Return bytes in hex. A long value is shortened, with the number of omitted bytes at its
-    end.
+    """Return bytes in hex. If a value is long, show only its start, followed by the number of
+    omitted bytes.
     """
     if full or len(raw) <= SHOWN_BYTES:
         return raw.hex()

@@ -65,7 +65,8 @@ def settle_base(target: Target) -> int:
         base = find_base(target.source)
         if base is not None and named not in (None, base):
             target.notes.append(
-                f"by its records this file starts at {base}, by its name at {named}")
+                f"this file starts at {base} according to its records, at {named} according to "
+                "its name")
             target.faults += 1
         target.base = named if base is None else base
     target.source.base = target.base or 0

@@ -250,8 +250,8 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.I
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Yield the header, used slots and entries. ``--from`` is the number of the first entry. With
-    ``--from``, header and slots are omitted.
+    """Yield the header, used slots and entries. With ``--from``, start at the entry with this
+    number, and omit the header and slots.
     """
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.

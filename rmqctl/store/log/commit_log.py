@@ -244,7 +244,7 @@ def _first_border(walk: Walk) -> int | None:
 class ProofWindow:
     """Adjacent records of a request.
 
-    ``rows``: numbers of the records in the request.
+    ``rows``: indexes of the records in the request.
     ``is_proved``: for each record, whether it was found to be complete.
     ``batch``: only the proved records, in the order of ``rows[is_proved]``; None if the file is
     missing or unreadable.

@@ -84,8 +84,8 @@ class JsonObjects:
 
 
 def _is_compressed(page: Page) -> bool:
-    """Return whether a body of the page must be decompressed, so that its final size is not known
-    in advance.
+    """Return whether any body in the page must be decompressed: its final size is then not known in
+    advance.
     """
     return any(sysflag.compression(flag) is not None
                for flag in np.unique(page.numbers("sys_flag")).tolist())

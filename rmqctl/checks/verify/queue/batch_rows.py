@@ -114,7 +114,7 @@ class _BatchQueueCheck:
         """Yield the findings for entries of one file.
 
         ``rows``: the entries that are not all zeros.
-        ``index``: their numbers in the file.
+        ``index``: the positions of these entries in the file, counted in entries.
         """
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]

@@ -33,9 +33,8 @@ _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, p
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Size of a gap before the last message of a queue that is not plausible, in queue offsets.
-
-If the gap is at least this large, the queue offset of the message counts as damaged.
+"""Size, in queue offsets, from which a gap before a queue's last message is implausible. The queue
+offset of that message then counts as damaged.
 """
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """First queue offset whose entry no file can contain."""

@@ -22,7 +22,7 @@ from rmqctl.store.log.commit_log import CommitLog
 _MAX_POSITIONS = 1_000_000
 """Maximum number of committed consumer offsets (one for each group and queue)."""
 _NAMES = 256
-"""Length in characters of group and topic names that counts as one more offset."""
+"""Number of characters in the names of group and topic that counts as one more offset."""
 MAX_SIZE = 256 << 20
 Key = tuple[str, str]
 """Names of group and topic."""

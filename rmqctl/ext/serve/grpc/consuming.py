@@ -53,7 +53,7 @@ _POLL_S = 20.0
 _LOOK_S = 1.0
 """Maximum seconds for searching the queues if the client does not want to wait."""
 _MARGIN_S = 0.5
-"""Seconds by which a response is sent before the client's deadline."""
+"""Number of seconds before the client's deadline at which a response is sent."""
 _COPIES = 3
 """Number of copies of a body in memory while it is written: message, response object, response
 bytes.

@@ -41,7 +41,7 @@ _IDLE_MS = 120_000
 _END_S = 2.0
 """Maximum seconds for sending pending responses at shutdown."""
 _CALLS = 4
-"""Maximum number of concurrent calls for each connection that the server permits."""
+"""Maximum number of concurrent calls per connection."""
 _STREAMS = 100
 """Maximum number of concurrent calls of one connection; clients delay further calls themselves."""
 _STREAMS_OF_CLIENTS = 8

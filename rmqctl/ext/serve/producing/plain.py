@@ -175,7 +175,9 @@ class _ResponseParts:
         self._begin = ""
 
     def id_begins(self, host: Host) -> str:
-        """Return the first digits that the ids of all messages with a given store host have."""
+        """Return the leading digits that the ids of all messages with a given store host have in
+        common.
+        """
         if host is not self._host:
             self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
         return self._begin

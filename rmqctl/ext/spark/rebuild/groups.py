@@ -192,7 +192,7 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
     """Return four columns; None without keys.
 
     * physical offset and store time of each message
-    * number of the message and hash of each key, in index order
+    * for each key, in the order of the index: row of its message, and hash of the key
     """
     starts = np.cumsum([0, *(len(piece) for piece in some)])
     keys = [(piece.key_row + start, piece.key_hash)
@@ -206,8 +206,8 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
 
 
 def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
-    """Return the texts to which the numbers (indexes into ``texts``) refer, and these numbers
-    converted to indexes into the returned texts.
+    """Return the texts that ``number`` (indexes into ``texts``) refers to, and ``number`` converted
+    to indexes into the returned texts.
     """
     count = np.bincount(number, minlength=len(texts))
     used = np.flatnonzero(count)

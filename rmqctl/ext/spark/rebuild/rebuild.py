@@ -109,7 +109,7 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 def default_range_size(size: int, jobs: int) -> int:
     """Return the number of bytes of the log that a task reads.
 
-    Each worker gets several tasks, as far as the limits for the size of a task allow.
+    Each worker gets several tasks, as far as the limits on the size of a task allow.
     """
     per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP

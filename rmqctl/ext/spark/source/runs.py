@@ -78,7 +78,7 @@ def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.d
 
 
 def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of about `BATCH_BYTES`, so that a batch of each of many runs fits
+    """Yield the rows in batches of about `BATCH_BYTES`: one batch from each of many runs must fit
     into memory.
     """
     count = max(1, int(rows.num_rows * BATCH_BYTES / max(rows.nbytes, 1)))

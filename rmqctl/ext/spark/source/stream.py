@@ -214,8 +214,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the stores ---------------------------------------------------------------------------
 
     def _current_logs(self, *, now: bool = False) -> dict[str, GrowingLog]:
-        """Return the logs of the existing stores. New stores are searched for at most once a
-        second, or with ``now``.
+        """Return the logs of the existing stores. Search for new stores at most once a second; with
+        ``now``, search in any case.
         """
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:

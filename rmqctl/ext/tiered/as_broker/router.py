@@ -221,7 +221,7 @@ class Router:
         self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
-        """Return the tier's queue, None if it does not exist. Raises: UsageError if several brokers
+        """Return the tier's queue; None if it does not exist. Raises: UsageError if several brokers
         have a queue of this name.
         """
         key = topic, queue_id

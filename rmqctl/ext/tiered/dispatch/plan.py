@@ -211,7 +211,7 @@ class CommitGroups:
     """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
     A group ends when it has the maximum number of messages, or before a message that does not fit
-    into the maximum size. A message larger than the maximum size forms a group alone; a broker
+    into the maximum size. A message larger than the maximum size forms its own group; a broker
     would stop there forever (tiered.md §7, 12).
     """
 
@@ -221,8 +221,8 @@ class CommitGroups:
         self._bytes = 0
 
     def starts(self, sizes: Array) -> list[int]:
-        """Return the numbers of the messages in the next piece that begin a group. ``sizes``: the
-        messages' bytes (int64).
+        """Return the indexes, in the next piece, of the messages that begin a group. ``sizes``:
+        size of each message in bytes (int64).
         """
         most, limit = self._settings.group_commit_count, self._settings.group_commit_size
         until = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))

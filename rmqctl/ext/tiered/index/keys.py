@@ -38,8 +38,8 @@ _WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
 class BatchKeys(NamedTuple):
     """The keys of a batch in the order of their items.
 
-    ``row`` (int64, ascending): the number of each key's message. ``key_hash`` (int32): the hash in
-    the item; may be -2^31.
+    ``row`` (int64, ascending): the index of each key's message in the batch. ``key_hash`` (int32):
+    the hash in the item; may be -2^31.
     """
 
     row: Array

@@ -45,7 +45,7 @@ class Figures:
 
     ``brokers``: sums by broker.
     ``orphans``: number of intact messages without a unit.
-    ``bytes_other``: bytes outside of messages, such as codas.
+    ``bytes_other``: bytes that do not belong to messages, such as codas.
     ``is_whole``: everything was readable.
     """
 

@@ -1,4 +1,5 @@
-"""Correct store times in a queue's commit log that are impossible or that the index contradicts.
+"""Correct the store times of messages in a queue's commit log if they are impossible or contradict
+the index.
 
 The rules are those of the local salvage (`rmqctl.repair.salvage.mend.times`), applied to the tier's
 index items. A wrong time also affects the bounds of index files, of segments in the metadata and of

@@ -237,8 +237,8 @@ class TopicEvidence:
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], list[bytes]]:
-        """Return topics by (length, queue id), without topics that have a single message: they may
-        be damaged themselves.
+        """Return topics by (length, queue id). Topics that have a single message are omitted,
+        because they may be damaged themselves.
         """
         topics: dict[tuple[int, int], list[bytes]] = {}
         messages: Counter[str] = Counter()
@@ -321,8 +321,8 @@ def _claim(suspect: Suspect) -> tuple[int, int, int]:
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
     """Return whether a damaged topic may have been ``topic``.
 
-    If the damaged topic looks valid (``plain``), all bytes except one must be equal, else at least
-    half of its printable characters.
+    If the damaged topic looks valid (``plain``), exactly one byte must differ. Otherwise, at least
+    half of its printable characters must be equal.
     """
     pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
     equal = sum(a == b for a, b in pairs)
