@@ -38,7 +38,7 @@ class PlaceReader(Protocol):
 
     ``failed``: the first error of a read, if any.
     ``sampled``: whether samples may show where the data in a file ends.
-    ``sampled_files``: number of files for which samples did.
+    ``sampled_files``: number of files in which samples showed the end of the data.
     """
 
     failed: StoreIOError | None
@@ -83,7 +83,7 @@ class Tree:
 
     ``stamp``: see `stamp_of`.
     ``links``: paths of links, which are not followed.
-    ``empty``: paths of folders, also of folders without files.
+    ``empty``: paths of folders, including folders without files.
     ``lacks``: structures that such a place never has; a broker builds them from the log.
     ``users``: number of readers.
     """

@@ -91,8 +91,8 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset of the entry nearest in time, as a 4.9.3 broker does. Of two entries
-    that are equally near, the earlier counts.
+    """Return the queue offset of the entry nearest in time, as a 4.9.3 broker does. If two entries
+    are equally near, the earlier one is chosen.
 
     ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """

@@ -287,7 +287,7 @@ class RecoveryWalk:
             good, why = self._accepted(alone)
             if not good:
                 self.stop = Phrase(
-                    "{why} (its physicalOffset does not match its place, {end})", why=why,
+                    "{why} (its physicalOffset does not match its position, {end})", why=why,
                     end=self.end)
                 return
             self.misplaced.append(self.end)
@@ -321,8 +321,8 @@ class RecoveryWalk:
 
 
     def _crc_reasons(self, batch: Batch) -> dict[int, str]:
-        """Return the number of the first record with a wrong checksum, and the reason; {} if all
-        are right.
+        """Return the index of the first record with a wrong checksum, and the reason; {} if all
+        checksums are right.
         """
         if not self._version.forces_property_crc:
             bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)

@@ -179,7 +179,9 @@ class TimerFiles:
 
     @property
     def damaged(self) -> bool:
-        """Return whether the timer log lacks units: a file is missing or has the wrong size."""
+        """Return whether units of the timer log are missing: a file is missing or has the wrong
+        size.
+        """
         wheel = self.store.path(WHEEL)
         short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
         gap = any(file.base + self.file_size != after.base for file, after in pairwise(self.files))

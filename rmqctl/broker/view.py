@@ -1,4 +1,4 @@
-"""The ``broker`` view of a store: its content as a broker would have it after a startup."""
+"""The ``broker`` view of a store: the content that a broker would see after startup."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ENDLESS = (1 << 63) - 1
 class Range:
     """A range of adjacent intact frames, physical offsets ``[start, end)``.
 
-    ``first``, ``last``: physical offsets of the first and the last message; -1 without messages.
+    ``first``, ``last``: physical offsets of the first and the last message; -1 if there is none.
     """
 
     start: int

@@ -304,8 +304,8 @@ def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
 
 
 def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
-    """Yield headers with changed host widths or lengths, without those with a length above
-    ``largest``.
+    """Yield headers with changed host widths or lengths. Headers with a length above ``largest``
+    are omitted.
     """
     for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
         yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)

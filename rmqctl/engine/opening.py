@@ -319,8 +319,8 @@ def _noted(store: Store, end: int) -> int:
 
 
 def done_again(root: str) -> None:
-    """Remove the note of `move_aside`, once everything is indexed again and on disk. Raises:
-    StoreIOError.
+    """Remove the note that `move_aside` wrote, once everything is indexed again and on disk.
+    Raises: StoreIOError.
     """
     _unlink(os.path.join(root, STAGING, _AGAIN))
 

@@ -1,5 +1,5 @@
-"""The files in which a broker keeps its state: ``checkpoint`` and ``abort``, written in place as by
-a broker (spec: checkpoint-and-small-files.md §1-§2).
+"""The files in which a broker keeps its state: ``checkpoint`` and ``abort``, written in place as a
+broker does (spec: checkpoint-and-small-files.md §1-§2).
 
 ``abort`` exists while a store is open for writing, and after a crash.
 """

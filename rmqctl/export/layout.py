@@ -39,7 +39,7 @@ _MARK = 16
 
 
 def escape(value: str) -> str:
-    """Return a value for use in a path, escaped as by Hive and Spark."""
+    """Return a value for use in a path, escaped as Hive and Spark escape it."""
     return "".join(f"%{ord(byte):02X}" if byte in _ESCAPED else byte for byte in value)
 
 

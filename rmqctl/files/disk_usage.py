@@ -53,8 +53,8 @@ def over_watermark(folders: Iterable[str], ratio: float) -> bool:
 
 
 def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
-    """Return the folders on whose file system the used share exceeds ``ratio``. A folder that
-    cannot be checked is omitted.
+    """Return the folders whose file system is fuller than ``ratio``. A folder that cannot be
+    checked is omitted.
     """
     full = set()
     for folder in folders:

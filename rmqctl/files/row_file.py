@@ -64,7 +64,8 @@ class RowFile:
         self._waiting, self._written = [], self._count
 
     def read(self, first: int, count: int) -> Array:
-        """Return ``count`` rows from number ``first`` on, all of which must have been added.
+        """Return ``count`` rows, beginning with row number ``first``. All of these rows must have
+        been added.
 
         Raises: StoreIOError.
         """

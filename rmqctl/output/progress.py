@@ -57,8 +57,8 @@ class Progress:
 class BarProgress(Progress):
     """A line on a terminal, which a thread redraws four times a second.
 
-    The line appears after a moment, so quick commands never show it. The remaining time is that of
-    the current phase, at the average rate of this phase.
+    The line appears after a moment, so quick commands never show it. The remaining time covers only
+    the current phase and is estimated from its average rate.
     """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,

@@ -295,7 +295,7 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
 
 
 def _last_used(files: list[StoreFile]) -> int:
-    """Return the number of the last file that has an entry; 0 if all files are empty."""
+    """Return the index of the last file that has an entry; 0 if all files are empty."""
     for number in range(len(files) - 1, 0, -1):
         with FileSource(files[number].path) as source:
             if used_size(source):
@@ -347,7 +347,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
     """Return the queue offset of the first entry that points to ``physical`` or a later offset; the
-    end of the queue without such an entry.
+    end of the queue if there is no such entry.
     """
     end = 0
     for number in range(len(batch.files)):

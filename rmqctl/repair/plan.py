@@ -165,8 +165,8 @@ class Dropped:
 
     ``messages``: number of lost messages.
     ``undecided``: number of discarded records that may be messages.
-    ``places``: the first of these messages and records whose bytes are intact in the unrepaired
-        log.
+    ``places``: the first messages and records, of all these, whose bytes are intact in the
+    unrepaired log.
     """
 
     messages: int = 0

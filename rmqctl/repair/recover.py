@@ -106,7 +106,7 @@ class RecoverOptions:
     ``prefer``: the source that wins where copies differ, or "ours" for this store.
     ``light_rows``: rebuild all entries of LMQs, regardless of the broker's settings at the time
         (`--multi-dispatch`).
-    ``form``: the value of `--consumequeue`; ``sizes`` has it, too.
+    ``form``: the value of `--consumequeue`, which is also in ``sizes``.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -251,9 +251,9 @@ class _Planner:
                 not self._unjudged_queues):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
-                "the log and its derived files are complete: the next start is a clean one"
+                "the log and its derived files are complete: the next startup is clean"
                 if not self._disputed else
-                "the log is complete: the next start is a clean one")]))
+                "the log is complete: the next startup is clean")]))
         elif (self._store.layout.is_dledger and self._options.topic is None and not held
                 and self._options.only.issuperset((CONSUMEQUEUE, INDEX))
                 and self._store.has_abort):

@@ -31,13 +31,13 @@ def content(batch: Batch) -> Array:
     """Return digests (uint64) of the messages' content, independent of where the messages are
     stored.
 
-    Not included are:
+    The digests do not cover:
 
     * topic, queue id and queue offset, by which messages are paired;
     * physical offset, store host, offset of the prepared message, record version;
     * the appended property CRC, which covers all of these.
 
-    The same properties in another order have another digest.
+    If the order of the properties differs, the digest differs.
     """
     digests = _mix(np.zeros(len(batch), np.uint64),
                    batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)

@@ -154,8 +154,9 @@ def used_length(data: bytes) -> int:
 
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
-    """Return the positions (int64) of at most ``most`` records. The sizes lead from one record to
-    the next, starting at ``at``. ``head``: number of bytes of the entry header before each record.
+    """Return the positions (int64) of at most ``most`` records. The first record starts at ``at``;
+    the size of each record leads to the next. ``head``: number of bytes of the entry header before
+    each record.
     """
     starts: list[int] = []
     last = filled - _SIZE.size

@@ -106,7 +106,7 @@ class KeyNumbers:
         return number
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
-        """Return the number of ``key(value)`` for each value."""
+        """Return, for each value, the number that the key ``key(value)`` has here."""
         least, most = int(values.min()), int(values.max())
         if least == most:
             return np.full(len(values), self.number(key(least)), np.int64)

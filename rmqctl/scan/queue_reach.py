@@ -135,7 +135,9 @@ class QueueNumbers:
         return self._queues.number(key)
 
     def of(self, topic: Array, queue_id: Array) -> Array:
-        """Return the number of each message's queue; ``topic`` are numbers from `topic`."""
+        """Return the number of each message's queue. ``topic``: topic numbers that `topic`
+        returned.
+        """
         ids = self._ids.of_ints(queue_id)
         width = len(self._ids.by_number)
 

@@ -127,7 +127,7 @@ def _rows(data: Array, start: Array, width: int) -> Array:
 
 
 def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
-    """Yield (length, numbers of the texts with this length) for all lengths but 0."""
+    """Yield (length, indexes of the texts with this length) for each length except 0."""
     order = np.argsort(length, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(length[order])) + 1):
         if len(rows) and length[rows[0]]:
@@ -173,7 +173,7 @@ def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
 def _polynomial(texts: Array) -> Array:
     """Return the hash (uint32) of each row of bytes, as an ASCII text of the full width.
 
-    ``einsum`` is NumPy's own loop. It uses no BLAS, so no threads besides the workers.
+    ``einsum`` is NumPy's own loop. It does not use BLAS, so it starts no threads of its own.
     """
     width = texts.shape[1]
     powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
@@ -207,7 +207,7 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
 
 def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
-    """Return the parts of texts: (number of the text of each part, starts, lengths).
+    """Return the parts of texts: (index of the text that contains each part, starts, lengths).
 
     A separator is a single byte (default: the space). With ``ended``, the last separator ends the
     text, and no part follows. Empty parts are dropped, unless ``keep_empty`` is True.

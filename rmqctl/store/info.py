@@ -179,7 +179,7 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
 
 
 def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
-    """Return each trouble once, with the path relative to the root."""
+    """Return each problem once, with its path relative to the root."""
     reasons: dict[tuple[str, str], None] = {}
     for trouble in troubles:
         relative = os.path.relpath(trouble.path, store.root)

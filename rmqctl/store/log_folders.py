@@ -360,8 +360,8 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
-    """Return whether most entries for the folder's files point to records; None without such
-    entries.
+    """Return whether most entries for the folder's files point to records; None if there are no
+    such entries.
     """
     hits = misses = 0
     for physical, length in rows:

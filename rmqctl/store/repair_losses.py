@@ -40,7 +40,9 @@ _HEAD = 4096
 
 
 class LostRecord(NamedTuple):
-    """The position of a record, and what identifies it. ``crc``: CRC-32 of its first bytes."""
+    """The position of a record, and values that identify the record. ``crc``: CRC-32 of its first
+    bytes.
+    """
 
     offset: int
     size: int

@@ -100,7 +100,7 @@ def _near(root: str) -> str:
     from rmqctl.formats.tiered.names import parse_cluster
 
     if not vfs.is_remote(root) and {"points", "small"} <= {*_names(root)}:
-        return f"; it is a backup, which is read by its URL: file://{os.path.abspath(root)}"
+        return f"; it is a backup, which is read through its URL: file://{os.path.abspath(root)}"
     if any(map(parse_cluster, _names(root))):
         return "; it is a tier, which `rmqctl read`, `stats`, `verify` and `export` accept"
     stores: list[str] = []
@@ -254,7 +254,7 @@ class Store(Closing):
 
     @cached_property
     def settings_file(self) -> Remembered:
-        """The settings that `init` recorded for the store, with texts on the faults of that
+        """The settings that `init` recorded for the store, and descriptions of the faults of their
         file.
         """
         return recall(self.root)
@@ -703,8 +703,8 @@ class Store(Closing):
     def index_shape(self) -> tuple[IndexShape | None, str]:
         """Return (shape of the index files, reason).
 
-        The newest file that proves a shape decides. If no file proves one, the result is (None,
-        reason); without index files, (None, "").
+        The newest file that proves a shape decides. If no file proves a shape, the result is (None,
+        reason); if there are no index files, (None, "").
         """
         why = ""
         for file in reversed(self.index_listing.files):

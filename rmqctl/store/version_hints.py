@@ -195,7 +195,7 @@ def _record(record: Record) -> Iterator[Hint]:
     if record.sys_flag & (sysflag.NEED_UNWRAP | sysflag.INNER_BATCH):
         yield _of(BATCH_QUEUES, "a message is an inner batch")
     if record.sys_flag & sysflag.COMPRESSED and record.sys_flag & sysflag.COMPRESSION_MASK:
-        yield _of(COMPRESSION, "a message names its compression")
+        yield _of(COMPRESSION, "a message states its compression type")
     if _CRC in record.properties:
         yield _of(PROPERTY_CRC, "a message has an appended CRC")
     elif record.properties.endswith(_SEPARATOR):

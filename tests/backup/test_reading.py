@@ -222,7 +222,7 @@ def test_offsets_that_a_running_broker_commits_meanwhile(growing: Growing, url: 
 def test_the_folder_of_a_url(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
     run(growing(0, 20), f"file://{tmp_path}/objects")
     said = rmqctl("verify", tmp_path / "objects").expect(3).err
-    assert f"read by its URL: file://{tmp_path}/objects" in said
+    assert f"read through its URL: file://{tmp_path}/objects" in said
     rmqctl("verify", f"file://{tmp_path}/objects").expect(0)
 
 

@@ -127,7 +127,7 @@ def test_diff_of_replicas(store: Path, tmp_path: Path) -> None:
     run("truncate", other, "--to-phy", "36022", "--apply").expect(0, 1)
     summary = run("diff", store, other, "-o", "json").expect(1).json()["summary"]
     assert (summary["epochs"]["consistent_point"], summary["epochs"]["common"]) == (36022, 2)
-    assert "by their epochs, the logs are the same up to 36022" in summary["remarks"]
+    assert "according to their epochs, the logs are the same up to 36022" in summary["remarks"]
     (other / EPOCHS).write_bytes(epoch.build([HAS[0], Epoch(2, 24000)]))
     counts = run("diff", store, other, "-o", "json").expect(1).json()["counts"]
     assert {"kind": "epoch", "count": 1} in counts

@@ -291,7 +291,7 @@ def test_a_message_that_ends_no_half_message(tmp_path: Path) -> None:
     writer = transactions(old=False)
     led_to(writer, 20, 123_456_789)
     action, = checked(tmp_path, writer)
-    assert "set to 0, as in every message that ends no transaction" in action["reason"]
+    assert "set to 0, as in every message that does not end a transaction" in action["reason"]
 
 
 def test_several_fields_of_one_head(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_every_kind_of_wrong_row_is_reported_and_mended(golden, golden_copy, tmp
                for path in queues[:4]]
     assert reasons == [
         "consumequeue lags behind the log",
-        "consumequeue has entries of messages that are not in the log",
+        "consumequeue has entries for messages that are not in the log",
         "consumequeue has wrong entries",
         "consumequeue has files that do not belong there"]
     assert (store / "aside" / strange.relative_to(store) / "notes.txt").exists()

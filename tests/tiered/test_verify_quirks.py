@@ -138,7 +138,7 @@ def test_a_torn_consume_queue_that_went_on(tmp_path: Path, torn: int) -> None:
         if number == 4:
             queue.units[-1][1].extend(b"\xee" * torn)
         queue.put(b"x" * number, TAGS="t")
-    # As the broker has it: the unit of queue offset 4 lies behind the torn bytes.
+    # As the broker has it: the unit at queue offset 4 lies behind the torn bytes.
     queue.records = [message.decode(message.build(one)) for one in queue.records]
     found = written(tmp_path, queue)
     assert categories(found) == {"tiered-cq-torn"}

@@ -230,9 +230,9 @@ class Diff:
                 "epoch", "store", file=EPOCHS, detail=f"epoch {common.conflict} starts at "
                 "different physical offsets in a and b"))
         if common.consistent_point != max(ends):
-            self.remarks.append("by their epochs, the logs have nothing in common"
+            self.remarks.append("according to their epochs, the logs have nothing in common"
                                 if common.consistent_point is None else
-                                "by their epochs, the logs are the same up to "
+                                "according to their epochs, the logs are the same up to "
                                 f"{common.consistent_point}")
         return {name: [span._asdict() for span in spans(epochs, end)]
                 for name, epochs, end in zip("ab", (epochs_a, epochs_b), ends, strict=True)

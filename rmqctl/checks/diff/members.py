@@ -74,8 +74,8 @@ class DLedgerMember:
 
     @property
     def committed(self) -> int | None:
-        """Return the index of the last entry that the checkpoint records as committed; None without
-        a checkpoint.
+        """Return the index of the last entry that the checkpoint records as committed; None if
+        there is no checkpoint.
         """
         index = committed_index(self.store)
         return None if index < 0 else index
@@ -388,12 +388,12 @@ class Members:
         for member in self.members:
             if member.behind:
                 short = max(0, min(committed or -1, top.last) - member.last)
-                yield (f"{member.name} ends with entry {member.last}: it lacks "
-                       f"{plural(member.behind, 'entry', 'entries')}, {short} of them marked as "
-                       "committed; a running leader sends them")
+                yield (f"{member.name} ends with entry {member.last}: "
+                       f"{plural(member.behind, 'entry', 'entries')} missing, {short} of them "
+                       "marked as committed; a running leader sends them")
             if member.damaged:
-                yield (f"{member.name} has {plural(member.damaged, 'entry', 'entries')} damaged "
-                       "that another member has intact")
+                yield (f"{member.name}: {plural(member.damaged, 'entry', 'entries')} damaged here "
+                       "but intact in another member")
         # Entries that may still be overwritten.
         if committed is not None and committed < top.last and top.last_term > 0:
             yield (f"{plural(top.last - committed, 'entry', 'entries')} after {committed} in "

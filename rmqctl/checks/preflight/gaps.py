@@ -73,7 +73,7 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class LogGaps:
-    """Search for gaps, with the queue offsets of records collected during the scans of a log. The
+    """Finds gaps in the queue offsets of records, which are collected while a log is scanned. The
     ranges of the log may be scanned in any order.
     """
 

@@ -85,7 +85,7 @@ def covered(verdict: VerifyResult[ClientOffsetsCoverage]) -> dict[str, Any]:
 
 
 def _unread(offsets: ClientOffsets) -> Iterator[tuple[str, int]]:
-    """Return each reason why a client does not load a parsable file, with its offset."""
+    """Return each reason why a client does not load a parsable file, with the fault's offset."""
     return ((oddity.detail, oddity.offset) for oddity in offsets.oddities
             if oddity.kind in NOT_LOADED)
 

@@ -94,7 +94,7 @@ class VerifyOptions:
 
 @dataclass(slots=True)
 class Coverage:
-    """Numbers of what was checked.
+    """Counts of what was checked.
 
     * ``bytes_total``: size of the commitlog, the sum of ``bytes_in_messages``, ``bytes_blank``,
       ``bytes_zero`` and ``bytes_damaged``

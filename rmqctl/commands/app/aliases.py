@@ -160,8 +160,8 @@ def _by_tag(value: str) -> Sequence[str]:
 
 
 def _forms(names: str, ours: Worded = None) -> dict[str, Worded]:
-    """Return a dictionary that translates each spelling in ``names`` to rmqctl's option ``ours``;
-    None: rmqctl ignores the option.
+    """Return a dictionary that translates each spelling in ``names`` to rmqctl's option ``ours``.
+    If ``ours`` is None, rmqctl ignores the option.
     """
     return dict.fromkeys(names.split(), ours)
 

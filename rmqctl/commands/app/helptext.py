@@ -181,7 +181,7 @@ def is_common(described: Parameter) -> bool:
 def common_options(formatter: Any, commands: Iterable[Any]) -> str:
     """Return the page of `help options`: each common option once.
 
-    An option is described as the first command that has the option declares it.
+    The description of an option is that of the first command that has the option.
     """
     names = (*COMMON_PANELS, _OPTIONS)
     panels: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in names}

@@ -15,7 +15,9 @@ _REMARKS = "  ["
 
 
 class SpokenHelp:
-    """A formatter that translates help; it has the methods of typer's formatter that help needs."""
+    """A formatter that translates help. It has only those methods of typer's formatter that help
+    uses.
+    """
 
     def __init__(self, language: Language, width: int) -> None:
         self.width = width

@@ -187,10 +187,10 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     # Split each kind of loss by topic, the most affected topics first.
     by_topic: list[tuple[Mapping[str, int], Callable[[str], Phrase]]] = [
         (account.already_by_topic,
-         lambda topic: Phrase("already lost of {topic}", topic=topic)),
-        (account.cut_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
+         lambda topic: Phrase("already lost in {topic}", topic=topic)),
+        (account.cut_by_topic, lambda topic: Phrase("lost in {topic}", topic=topic)),
         (account.without_entry_by_topic,
-         lambda topic: Phrase("without an entry of {topic}", topic=topic))]
+         lambda topic: Phrase("without an entry in {topic}", topic=topic))]
     for counts, label in by_topic:
         for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_MAX_TOPICS]:
             facts[label(topic)] = count

@@ -126,6 +126,6 @@ def _purge(out: Output, root: str) -> None:
         raise RefusedError(f"{root}: the journal of repair {stays[0]} is damaged, so the files of "
                            "this and later repairs are not deleted; `rmqctl undo "
                            f"{shlex.quote(root)} --list` shows them")
-    out.note(Phrase("deleted the kept files of {count} repair; it cannot be undone any more",
-                    "deleted the kept files of {count} repairs; they cannot be undone any more",
+    out.note(Phrase("deleted the kept files of {count} repair; it can no longer be undone",
+                    "deleted the kept files of {count} repairs; they can no longer be undone",
                     count=len(prunable_repairs)))

@@ -39,8 +39,8 @@ def command(
 
     A broker's id (offset message id, msg_id in JSON) contains the store host and physical offset. A
     client's id (UNIQ_KEY; in 4.x it looks the same) is a key that is looked up in the index for
-    every known topic. If no client id matches, the message at the offset in the id is shown even if
-    its store host differs, with a warning. Exit code 1 if nothing is found.
+    every known topic. If no client id matches, the message at the offset in the id is shown, with a
+    warning if its store host differs. Exit code 1 if nothing is found.
 
         rmqctl query id STORE 0A00000100002A9F0000000020006692
         rmqctl query id STORE 0A000008126718B4AAC2CFF2AF34A3CA

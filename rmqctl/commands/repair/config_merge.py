@@ -27,11 +27,11 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Copy topics and groups that STORE lacks from another configuration.
+    """Copy topics and groups from another configuration if they are missing from STORE.
 
-    Shows the plan; --apply carries it out. Copies topics, subscription groups, topics forbidden to
-    groups, and delivery modes (pull or POP) that STORE lacks. Entries that differ are listed and
-    kept, unless --replace is given; nothing is removed. Built-in entries, offsets and SQL92 filters
+    Shows the plan; --apply carries it out. Copies missing topics, subscription groups, topics
+    forbidden to groups, and delivery modes (pull or POP). Entries that differ are listed and kept,
+    unless --replace is given; nothing is removed. Built-in entries, offsets and SQL92 filters
     (consumers register them again) are not copied. `rmqctl undo` restores the previous file.
 
         rmqctl config merge STORE --from MASTER

@@ -36,10 +36,11 @@ def command(
     """Remove expired files by a broker's cleanup rules.
 
     Log files expire oldest first, by modification time; the last one stays. Consume queue, timer
-    and index files follow when nothing needs them. A log file expires by any option given. Without
-    options, fileReservedTime counts (--broker-conf or the release's default), at any disk usage.
-    Unread, delayed and half messages cause warnings. Files are moved aside for `rmqctl undo`;
-    `rmqctl undo STORE --prune 0h` frees the space. `rmqctl retention` previews it.
+    and index files follow when nothing needs them. A log file expires if any given option applies
+    to it. Without options, fileReservedTime decides (--broker-conf or the release's default), at
+    any disk usage. Unread, delayed and half messages cause warnings. Files are moved aside for
+    `rmqctl undo`; `rmqctl undo STORE --prune 0h` frees the space. `rmqctl retention` previews a
+    broker's cleanup.
 
         rmqctl expire STORE --broker-conf broker.conf
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes

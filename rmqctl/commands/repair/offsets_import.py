@@ -46,9 +46,10 @@ def command(
 ) -> None:
     """Import consumer offsets from a file or another store.
 
-    Shows the plan; --apply carries it out. Without --max, --min or --replace, only offsets that
-    STORE lacks are added. Offsets that SOURCE lacks stay. For a client's offsets.json the group is
-    --group, else taken from its folder (CLIENT/GROUP). `rmqctl undo` restores the previous file.
+    Shows the plan; --apply carries it out. Without --max, --min or --replace, only offsets that are
+    missing from STORE are added. Offsets that are missing from SOURCE stay. For a client's
+    offsets.json the group is --group, else taken from its folder (CLIENT/GROUP). `rmqctl undo`
+    restores the previous file.
 
         rmqctl offsets import STORE /backup/consumerOffset.json
         rmqctl offsets import STORE SLAVE --max --apply

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
 _MAX_SHOWN = 20
-_FOR_GOOD = "They cannot be undone any more."
+_FOR_GOOD = "They can no longer be undone."
 
 
 def command(
@@ -214,8 +214,8 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     # State the consequence: space if applied, and what can no longer be restored.
     logs = sum(row["log_files"] for row in rows)
     if document["applied"]:
-        page.text(f"Deleted: {size_text(document['bytes'])}. These repairs cannot be undone any "
-                  "more.")
+        page.text(f"Deleted: {size_text(document['bytes'])}. These repairs can no longer be "
+                  "undone.")
         return
     page.text("Plan only; nothing was changed. --apply deletes the kept files of these repairs "
               f"({size_text(document['bytes'])}). {_FOR_GOOD}")

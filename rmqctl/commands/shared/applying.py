@@ -78,7 +78,7 @@ class ApplyOptions(OptionGroup):
 
 
 def parts_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser for the value of ``--only``, a comma-separated list of some ``names``."""
+    """Return a parser for the value of ``--only``, a comma-separated list of these ``names``."""
 
     def parse(text: str) -> str:
         parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -105,8 +105,8 @@ class SparkOptions(OptionGroup):
 
 
 def _show_kernels(out: Output, used: set[str]) -> None:
-    """Print which kernel (compiled or Python) the Spark workers used. It is a note if a worker
-    lacked the compiled kernel that this machine has; otherwise it is shown only with ``-v``.
+    """Print which kernel (compiled or Python) the Spark workers used: a note if this machine has
+    the compiled kernel but a worker does not, else a line that is shown only with ``-v``.
     """
     is_slower = "python" in used and kernel.name() == "compiled"
     which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else

@@ -29,8 +29,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json (default: in STORE/config); tiered_index_file/ is "
-             "next to its folder.",
+        help="tieredStoreMetadata.json (default: in STORE/config). tiered_index_file/ is in the "
+             "same local root.",
     ),
 ]
 Broker = Annotated[

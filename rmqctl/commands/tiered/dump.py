@@ -34,7 +34,7 @@ def command(
         help="Show the record at this offset in the file, or in the flat file of which it is a "
              "segment.")] = None,
     every: Annotated[bool, typer.Option("--all",
-        help="Also show units, slots and items of zeros.")] = (
+        help="Also show units, slots and items that contain only zeros.")] = (
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,

@@ -40,7 +40,7 @@ def command(
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     into: Annotated[Literal["original", "retry"], typer.Option(
         "--into", help="original: the original topic, for all its groups. retry: the group's retry "
-                       "topic, for it alone.")] = "original",
+                       "topic, for this group only.")] = "original",
     again: Annotated[bool, typer.Option(
         "--again", help="Also requeue dead letters that were requeued before.")] = False,
     to: Annotated[str | None, typer.Option(

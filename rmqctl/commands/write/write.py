@@ -111,7 +111,7 @@ def command(
 
 
 def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
-    """Show the stored message. For a rejected message nothing is shown, because the error line is
+    """Show the stored message. Nothing is shown for a rejected message, because the error line is
     enough.
     """
     if result["physical_offset"] is None:

@@ -73,8 +73,9 @@ class PlainQueue(DispatchedQueue):
 
 
 Codes = Callable[[PlainQueue, Array], Array]
-"""Function that returns tags codes for (queue, numbers of entries); called only for entries that
-are written."""
+"""Function of a queue and the indexes of entries, which returns the tags codes of these entries. It
+is called only for entries that are written.
+"""
 
 @dataclass(frozen=True, slots=True)
 class TwinQueues:

@@ -136,7 +136,7 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
 
 def _with_more(further: FurtherRows | None,
                more: Sequence[tuple[int, str, int]]) -> FurtherRows | None:
-    """Add those of the entries ``more`` (message, queue, queue offset) that do not exist yet."""
+    """Add the entries in ``more`` (message, queue, queue offset) that do not exist yet."""
     present = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
             further.message.tolist(), further.name.tolist(), further.offset.tolist(),

@@ -157,7 +157,8 @@ class Dispatcher:
         return offsets
 
     def max_physic(self) -> int:
-        """Return the physical offset up to which the log was dispatched, -1 without entries.
+        """Return the physical offset up to which the log was dispatched, -1 if there are no
+        entries.
 
         This is the end of the last record with an entry; for a batch queue, the start of this
         record.

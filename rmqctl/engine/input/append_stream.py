@@ -87,7 +87,7 @@ class AppendSession:
             yield (f"{many} got new queue offsets, because the recorded ones are not the next "
                    "offsets of the queues in this store")
         if misplaced:
-            yield (f"{misplaced} messages kept a queue offset that is not the next one of their "
+            yield (f"{misplaced} messages kept a queue offset that is not the next offset of their "
                    "queue: consumers do not find them at this offset, or find later messages at "
                    "other offsets")
 

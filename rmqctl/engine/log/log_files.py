@@ -126,8 +126,8 @@ class LogFiles:
         """Continue in the next file; the current one must be full.
 
         After an error, nothing has changed, and the call can be repeated.
-        Raises: StoreIOError if the file cannot be created; RefusedError if a file with data has its
-        name.
+        Raises: StoreIOError if the file cannot be created; RefusedError if a file with data already
+        has the name of the next file.
         """
         if self.current is not None and not self.current.full:
             raise InternalError(f"{self.current.path}: the log rolls before the file is full")

@@ -375,8 +375,9 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
     """Check the sizes (in bytes) of the messages of a batch against the limits of the batch
     encoder.
 
-    ``properties``: for each message, the size of its properties plus those of the batch, without an
-    appended CRC. A broker does not check this sum, and the length field could overflow.
+    ``properties``: for each message, the size of its properties plus the size of the batch's
+    properties, without an appended CRC. A broker does not check this sum, and the length field
+    could overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])

@@ -69,7 +69,7 @@ def of_row(row: ListRow) -> Task | None:
 
 
 def of_place(place: BrowsedPlace, reader: StoreView) -> Task:
-    """Return the check of a place in the tree."""
+    """Return the task that checks ``place``, a node of the tree."""
     if place.kind in ("topic", "queue"):
         noun = "queue" if place.kind == "queue" else "topic"
         return Task(f"{noun} {place.name}, checked against the whole log",

@@ -16,9 +16,9 @@ from rmqctl.store.query.select import Selection
 
 def export(reader: StoreView, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
-    """Write the messages of a place that match the conditions to a new file. As with
-    `rmqctl export`, they are in log order and include messages without a consume queue entry.
-    Return a sentence with the result.
+    """Write to a new file the messages of ``place`` that match the conditions. As with `rmqctl
+    export`, they are in log order and include messages without a consume queue entry. Return a
+    sentence that states the result.
     Raises: RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of

@@ -193,7 +193,7 @@ class BrowsedStore:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """The numbers of damaged places in the log and of dangling consume queue entries found so
+        """(number of damaged ranges in the log, number of dangling consume queue entries) found so
         far.
         """
         rows = sum(kind == "row" for kind, _ in list(self.problems))

@@ -323,8 +323,8 @@ class Broker:
             self.later(0, self._wake)
 
     def _wake(self) -> None:
-        """Let waiting requests check for messages, as many as one turn permits; the others follow
-        after other clients were served.
+        """Let as many waiting requests as one turn permits check for messages. The others follow
+        after other clients have been served.
         """
         late = time.monotonic() + _TURN_S
         while self._woken and time.monotonic() < late:
@@ -375,9 +375,7 @@ class Broker:
             self.delays.changed = False
 
     def close(self) -> None:
-        """Close the store. A writable store is left in the same state as by a broker that shuts
-        down.
-        """
+        """Close the store. A writable store is left as a broker leaves it at shutdown."""
         if self.checks is not None:
             self.checks.stop()
         if self.transactions is not None:

@@ -68,7 +68,7 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection, which takes a place in `AddressConnections` and may hold bytes.
+    """A connection that is counted in `AddressConnections` and may hold bytes.
     ``host``: `network_of` its client's address.
     """
 

@@ -37,7 +37,7 @@ def _start() -> dict[str, deque[Counts]]:
 
 @dataclass(slots=True)
 class BrokerCounts:
-    """The recorded counts of a broker."""
+    """The message counts that are recorded for a broker."""
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))

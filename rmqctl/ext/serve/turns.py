@@ -75,7 +75,9 @@ class _Line(Generic[_Of]):
         return number
 
     def pop(self) -> tuple[int, _Of]:
-        """Remove the waiter whose turn is next. Return the number of its entry, and the waiter."""
+        """Remove the waiter whose turn is next. Return (the number that `push` returned for the
+        waiter, the waiter).
+        """
         _, number, waiter = heappop(self._heap)
         return number, waiter
 

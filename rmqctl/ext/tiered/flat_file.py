@@ -310,7 +310,7 @@ class FlatQueue:
         """
         unit = self.unit(queue_offset)
         if unit is None:
-            raise FormatError(f"no unit of queue offset {queue_offset}",
+            raise FormatError(f"no unit at queue offset {queue_offset}",
                               file=self.consume_queue.folder, offset=queue_offset * UNIT_SIZE)
         data = self.raw(unit)
         try:
@@ -320,7 +320,7 @@ class FlatQueue:
                               offset=unit.commit_log_offset, path=error.path) from None
         for name, wanted in (("total_size", unit.size), ("queue_offset", queue_offset)):
             if getattr(record, name) != wanted:
-                raise FormatError(f"is {getattr(record, name)}, expected {wanted} from the unit of "
+                raise FormatError(f"is {getattr(record, name)}, expected {wanted} from the unit at "
                                   f"queue offset {queue_offset}", file=self.commit_log.folder,
                                   offset=unit.commit_log_offset, path=name)
         return record

@@ -153,8 +153,8 @@ class RangeCache:
         self._ends |= ends
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many (position, length), requested at the same time and not
-        cached.
+        """Return the bytes of many ranges (position, length). The ranges are requested at the same
+        time and are not cached.
         """
         size = self._files[path].size
         return self._at_once([path], [

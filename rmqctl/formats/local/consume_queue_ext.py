@@ -146,9 +146,9 @@ def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[ExtStep]:
     """Yield the units of one file from ``position`` up to the end mark or unused space.
 
     Each step advances by at least one byte. A damaged unit has two lengths: its size field, and the
-    length that follows from its bit map's size. The unit is skipped by the length that ends at a
-    plausible position. If none does, the size field is used, as in a broker. If neither length is
-    possible, the position of the next unit is unknown.
+    length that follows from its bit map's size. The length that ends at a plausible position is
+    used to skip the unit. If neither length does, the size field is used, as in a broker. If
+    neither length is possible, the position of the next unit is unknown.
     """
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]

@@ -92,8 +92,8 @@ class Doubts:
         return self._pieces.pop(shift, (start_of_file, 0))
 
     def until(self, shift: int, gap: int, at: int) -> int:
-        """Return the position up to which the records of a shift are doubtful. The bytes from
-        ``gap`` on are unknown, up to a record at ``at``. Raises: StoreIOError.
+        """Return the position up to which the records of a shift are doubtful. The bytes between
+        ``gap`` and the record at ``at`` are unknown. Raises: StoreIOError.
         """
         log, passed = self._log(shift)
         is_start = not gap

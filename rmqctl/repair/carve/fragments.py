@@ -89,7 +89,8 @@ class Chains:
     def cut(self, shift: int, at: int) -> int | None:
         """Return the proven end of the fragment in which the record at ``at`` breaks off, or None.
 
-        ``shift`` is that of the record's log. No byte after the returned end belongs to the record.
+        ``shift``: the shift of the record's log. No byte after the returned end belongs to the
+        record.
         Raises: StoreIOError.
         """
         key = shift, at

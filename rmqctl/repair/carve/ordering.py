@@ -32,7 +32,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
 
 MAX_HOSTS = 4096
-"""Maximum number of store hosts that are kept separate; all further hosts count as one."""
+"""Maximum number of store hosts that are told apart; all further hosts count as one."""
 MAX_LOGS = 64
 """Maximum number of logs that are kept separate; messages of further logs are put at the end of the
 last one.

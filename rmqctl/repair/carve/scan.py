@@ -136,7 +136,7 @@ class Scan:
     # -- along a log --------------------------------------------------------------------------
 
     def _follow(self, shift: int) -> Iterator[Batch]:
-        """Yield the chain of records with one shift that starts at the present position."""
+        """Yield the chain of records that starts at the current position and has this shift."""
         burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MAX_OFFSET:
             window.hold(self._at, START_SIZE)

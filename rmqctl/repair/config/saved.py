@@ -165,9 +165,9 @@ def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[
                            "belongs to another broker")
     if 2 * len(beyond) > len(in_queues):
         raise RefusedError(
-            f"--from {saved.name}: {len(beyond)} of {plural(len(in_queues), 'offset')} in queues "
-            "of the store are beyond the end of their queue: it belongs to another broker, or is "
-            "newer than the log")
+            f"--from {saved.name}: {len(beyond)} of {plural(len(in_queues), 'offset')} for queues "
+            "of the store are beyond the end of their queue: the file belongs to another broker, "
+            "or is newer than the log")
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:

@@ -64,13 +64,13 @@ _MAX_PLACES = 20
 class Converted:
     """Result of a conversion.
 
-    ``left_out``: number of damaged messages and ranges of the log that are missing in the new
+    ``left_out``: number of damaged messages and ranges of the log that are missing from the new
     store.
-    ``places``: physical offsets of the first of them.
+    ``places``: physical offsets of the first `_MAX_PLACES` of these messages and ranges.
     ``fillers``: number of messages with a damaged body that a filler replaces; the queue offset is
     kept.
-    ``unmapped``: number of commits and rollbacks with the old physical offset, because their half
-    message is no longer in the log.
+    ``unmapped``: number of commits and rollbacks that keep the old physical offset of their half
+    message, because this message is no longer in the log.
     """
 
     store: str

@@ -85,7 +85,7 @@ class _Picture:
             return None
         if isinstance(step, MoveAside):
             if kind is None:
-                raise RefusedError(f"{target}: does not exist any more")
+                raise RefusedError(f"{target}: no longer exists")
             if path in self._above or path in self._created:
                 raise InternalError(f"{target}: the plan both creates and removes it")
             if os.path.islink(path) and os.path.isdir(path):
@@ -104,7 +104,7 @@ class _Picture:
         if path in self._created:
             raise InternalError(f"{target}: the plan changes it twice")
         if kind != "file":
-            raise RefusedError(f"{target}: " + ("does not exist any more" if kind is None
+            raise RefusedError(f"{target}: " + ("no longer exists" if kind is None
                                                 else "is not a regular file"))
         self._make(path, "file")
         return CheckedStep(step, path)

@@ -43,8 +43,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 
 _VERB = "rebuild"
 _MISSING, _BEHIND, _AHEAD, _WRONG, _STRANGE = (
-    "{} is missing", "{} lags behind the log", "{} has entries of messages that are not in the log",
-    "{} has wrong entries", "{} has files that do not belong there")
+    "{} is missing", "{} lags behind the log",
+    "{} has entries for messages that are not in the log", "{} has wrong entries",
+    "{} has files that do not belong there")
 Kind = Literal["file", "folder", "other"]
 """``other``: a FIFO, a device, or a link that points to no file or to another file of the store."""
 

@@ -131,11 +131,12 @@ def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
 
 def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSource], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges ``[start, end)`` of the source's messages that our log contradicts.
+    """Return the ranges ``[start, end)`` of the source's messages that this store's log
+    contradicts.
 
-    The remains of our record decide. If nothing is left of it, the other sources decide by
-    majority. ``replaced``: ascending ranges of our log that do not count as evidence, such as
-    ranges that an earlier repair wrote. Raises: StoreIOError.
+    The remains of this store's record decide. If nothing is left of it, the other sources decide by
+    majority. ``replaced``: ascending ranges of this store's log that do not count as evidence, such
+    as ranges that an earlier repair wrote. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -211,8 +212,9 @@ def _raw(source: LogSource, start: int) -> bytes | None:
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
     """Return whether a source's message counts as evidence.
 
-    The message must be intact, not a filler, and have valid properties. If our index has keys for
-    its physical offset, one of them must be the message's. A DLedger control entry always counts.
+    The message must be intact, not a filler, and have valid properties. If this store's index has
+    keys for its physical offset, one of these keys must belong to the message. A DLedger control
+    entry always counts.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True

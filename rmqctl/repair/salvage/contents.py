@@ -40,7 +40,7 @@ _MIN_SAMPLES = 16
 
 
 class Odd(NamedTuple):
-    """Range ``[start, end)`` of a content, outside of which all bytes are text.
+    """Range ``[start, end)`` of a body; all bytes outside of the range are text.
 
     ``zero``: whether all bytes in the range are NULs.
     """
@@ -119,7 +119,8 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """Return the number of bytes of which one must be wrong, because the body is not text.
+    """Return the number of candidate bytes, one of which must be wrong because the body is not
+    text.
 
     None if the body is text. For a control character, the number is 1. For an invalid UTF-8
     sequence, the wrong byte is in that sequence or in the character before it.

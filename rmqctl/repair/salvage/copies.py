@@ -41,7 +41,7 @@ class CopyResult:
     * ``parts``: the files of the log with the copied bytes.
     * ``files``: complete contents of some files, by the file's first physical offset.
     * ``places``: ranges ``[start, end)`` of copied bytes.
-    * ``yielded``: ranges of our log that bytes of a preferred source replace.
+    * ``yielded``: ranges of this store's log that are replaced with bytes of a preferred source.
     * ``messages``: number of copied messages.
     * ``conflicts``: number of unresolved conflicts.
     """
@@ -210,8 +210,8 @@ class Copier:
         return stretch.start, ENDLESS
 
     def _give_way(self, result: CopyResult, spans: Sequence[tuple[int, int]]) -> Survey:
-        """Zero our bytes in the given spans, so that the preferred source's bytes are copied;
-        return the new survey.
+        """Zero this store's bytes in the given spans, so that the preferred source's bytes are
+        copied. Return the new survey.
         """
         result.yielded += spans
         pieces: dict[int, list[OverlayPiece]] = {}
@@ -384,7 +384,7 @@ def _near(source: LogSource, ranges: Sequence[Range], parts: Sequence[LogPart]) 
         away = max(item.start - high, low - item.end)
         if away > FAR * size:
             why = (f"{away // size} files would be missing between this store's log and physical "
-                   f"offset {item.start}, so that is probably not part of it")
+                   f"offset {item.start}, so this offset is probably in another log")
             continue
         # A record is never in two files: where our files end, the source's files must end, too.
         first = parts[0].base - (parts[0].base - item.start - 1) // size * size

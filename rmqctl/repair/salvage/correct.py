@@ -102,8 +102,8 @@ class Chances:
         self.expected = 0.0
 
     def allow(self, place: int, chance: float, most: float = MAX_WRONG) -> bool:
-        """Add the chance of the record at a physical offset; return False if the sum would exceed
-        ``most``.
+        """Add the chance that the record at a physical offset is corrected wrongly. Return False,
+        and add nothing, if the sum would exceed ``most``.
         """
         more = chance - self._by_place.get(place, 0.0)
         if more > 0 and self.expected + more > most:

@@ -113,7 +113,7 @@ class Filler:
 
     @property
     def required(self) -> dict[str, str]:
-        """Return the properties without which the filler would harm a broker or not get all its
+        """Return the properties that the filler needs to be harmless to a broker and to get all its
         entries.
         """
         own = self.rows[0]

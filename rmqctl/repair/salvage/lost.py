@@ -192,9 +192,9 @@ class Collector:
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
         """Return the missing consume queue entries that a damaged record names.
 
-        None are returned if the entry of its own queue is not missing. ``foreign``: whether the
-        record's physicalOffset names another position. If so, only entries that are missing between
-        two messages of their queue count.
+        Return no entries if the entry in the record's own queue is not missing. ``foreign``:
+        whether the record's physicalOffset differs from its position. If it does, return only
+        entries that are missing between two messages of their queue.
         """
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]

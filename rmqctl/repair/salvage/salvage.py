@@ -544,8 +544,8 @@ class _Job:
                              else min(parts[-1].end, held.log_end))
         if lost.once:
             self.notes.append(
-                f"the index has keys of {plural(lost.once, 'more lost message')}, which may be the "
-                "same as messages known only from gaps in the queue offsets: each is counted once")
+                f"the index has keys of {plural(lost.once, 'more lost message')}; gaps in the "
+                "queue offsets may show the same messages, so each is counted once")
         steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         unnamed = sum(filling.unnamed for _, filling in fillings)

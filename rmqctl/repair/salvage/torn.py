@@ -183,7 +183,7 @@ class _Candidates:
                          lambda luck: self.laid(bytes(luck.choices(values, k=size))))
 
     def laid(self, after: bytes) -> bytes:
-        """Return the content with the bytes ``after`` in place of the run."""
+        """Return the content with the run replaced by the bytes ``after``."""
         data, place = self._content.data, self.place
         return data[:place.start] + after + data[place.start + place.size:]
 

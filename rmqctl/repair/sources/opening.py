@@ -153,8 +153,9 @@ class Opener:
                 raise UsageError(f"--from {name}: it has the same commitlog as the store itself")
             store.layout.require(name, "commitlog")
             if store.layout.is_dledger and not ours.layout.is_dledger:
-                raise UnsupportedError(f"{name}: a DLedger log has its messages at other offsets "
-                                       "than a plain log and cannot be a source for it")
+                raise UnsupportedError(f"{name}: a DLedger log has its messages at different "
+                                       "offsets than a plain log, so it cannot be the source of "
+                                       "one")
             if ours.layout.is_dledger and not are_members([store]):
                 raise UnsupportedError(f"{name}: {_NO_MEMBER}")
             _refuse_same_files(ours, store.log, name)

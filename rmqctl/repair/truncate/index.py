@@ -41,7 +41,7 @@ class IndexCut(Changes):
 
 
 def cut_index(store: Store, to: int, generation: int) -> IndexCut:
-    """Remove the entries of records at or after physical offset ``to`` from all index files.
+    """Remove from all index files the entries of records at or after physical offset ``to``.
 
     Slots and entries are read page by page. ``generation`` (4 or 5) determines the header of an
     empty file. Raises: StoreIOError.

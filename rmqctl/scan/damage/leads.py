@@ -257,9 +257,9 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Return whether all records have an earlier store time than the record before them in the
-        log. That record is the last one of ``before``; without ``before``, the last one of the
-        previous file.
+        """Return whether all records have an earlier store time than the record that precedes them
+        in the log: the last record in ``before``, or, if ``before`` is empty, the last record of
+        the previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))

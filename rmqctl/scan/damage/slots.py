@@ -159,12 +159,12 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
-    """Return a number for each frame: the messages missing before the frame, minus those that can
-    be lost after ``at``. No earlier frame counts as a message. The result is 0 or less if a number
-    is unknown.
+    """Return a difference for each frame: the number of messages missing before the frame, minus
+    the number of messages that can be lost after ``at``. No earlier frame counts as a message. The
+    difference is 0 or less if either number is unknown.
 
     The next message of a queue may be after further damage with other lost messages of the queue.
-    So the two numbers are taken at the end of each run of frames, and the largest difference is
+    So both numbers are determined at the end of each run of frames, and the largest difference is
     returned.
 
     Raises: StoreIOError.

@@ -253,8 +253,8 @@ class Beside:
 
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
-    """Yield the contradicted records of a log file near anomalies at physical ``places``
-    (ascending).
+    """Yield the records of a log file that other data contradicts, near the anomalies at physical
+    ``places`` (ascending).
 
     An anomaly is an entry that points elsewhere, or a jump in the queue offsets. DLedger files
     yield none, because their entries are chained. Raises: StoreIOError.

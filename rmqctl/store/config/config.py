@@ -33,7 +33,7 @@ OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", 
 OUT_OF_DATE = "out of date"
 """State of a file that a broker with its configuration in RocksDB no longer updates."""
 NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
-"""Oddities of JSON with which a broker cannot load the file."""
+"""Deviations from standard JSON that keep a broker from loading the file."""
 
 
 @dataclass(slots=True)

@@ -155,7 +155,7 @@ class Lag:
             yield row
 
     def _counted(self, topic: str) -> int | None:
-        """Return the number of queues of a topic that a broker includes in the lag; None for an
+        """Return the number of a topic's queues that a broker includes in the lag; None for an
         unknown topic.
         """
         if self._read_queues is not None and (self._all_known or topic in self._read_queues):

@@ -5,7 +5,7 @@ A broker puts a message that failed too often into ``%DLQ%group``. It keeps the 
 command sends a dead letter again.
 
 The message built here is what a producer would send: the stored body, the client's flag, properties
-and unique key, the born host and time. It lacks everything that brokers and consumers added. The
+and unique key, the born host and time. It contains nothing that brokers and consumers added. The
 property ``RMQCTL_REQUEUED`` names the dead letter, so the log shows what was requeued.
 """
 

@@ -171,7 +171,8 @@ class Tracker:
     # -- the chain ----------------------------------------------------------------------------
 
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
-        """Return the message and its copies in the order of the log; empty without copies.
+        """Return the message and its copies in the order of the log; an empty list if there are no
+        copies.
 
         Copies keep the client's id of the message, so they are found in the index. Without such an
         id, only the properties of a copy name the original message.

@@ -373,7 +373,7 @@ def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
     """Return whether DLedger's index points, without a gap, to all entries of the last file up to
     byte ``used``.
 
-    It must also point to the last entry of the file before.
+    It must also point to the last entry of the previous file.
     """
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:

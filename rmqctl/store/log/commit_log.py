@@ -258,8 +258,8 @@ class ProofWindow:
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWindow]:
     """Look up the records at the physical offsets ``offset`` (ascending, unique).
 
-    ``size``: for each record, the number of bytes to read. A larger record is not found. Every
-    record of the request is in exactly one window.
+    ``size``: for each record, the number of bytes to read. A larger record is not found. Each
+    requested record is in exactly one of the windows that are yielded.
     """
     if not len(offset):
         return

@@ -119,8 +119,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Scan a log without an index. Yield the messages that have the key, and the given value in
-    ``field``.
+    """Scan the log instead of using the index. Yield the messages that have the key, and the given
+    value in ``field``.
     """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector

@@ -210,7 +210,7 @@ class Cursor:
         return self._moved(self._cursor.next)
 
     def previous(self) -> bytes | None:
-        """Move to the previous key; after the last key, move back to the last key."""
+        """Move to the previous key, or from the end to the last key."""
         return self._moved(self._cursor.prev if self._cursor.valid() else self._cursor.seek_to_last)
 
     def value(self) -> bytes:

@@ -120,7 +120,7 @@ def _small(path: str) -> bytes:
 
 
 def _open(path: str, name: str) -> _Copied:
-    """Open a file for copying in its current size: bytes that are appended later are not copied.
+    """Open a file for copying at its current size: bytes that are appended later are not copied.
 
     Raises: OSError, FormatError.
     """

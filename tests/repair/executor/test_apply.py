@@ -182,14 +182,14 @@ def test_patches_of_one_file_are_one(root):
 @pytest.mark.parametrize(("steps", "words"), [
     ([Create(LOG, b"")], "exists already"),
     ([Create(LOG + "/x", b"")], "is not a folder"),
-    ([Replace("none", b"")], "does not exist any more"),
+    ([Replace("none", b"")], "no longer exists"),
     ([Replace("consumequeue", b"")], "is not a regular file"),
-    ([Patch("none", (OverlayPiece(0, 1),))], "does not exist any more"),
-    ([MoveAside("none")], "does not exist any more"),
-    ([MoveAside("abort"), MoveAside("abort")], "does not exist any more"),
+    ([Patch("none", (OverlayPiece(0, 1),))], "no longer exists"),
+    ([MoveAside("none")], "no longer exists"),
+    ([MoveAside("abort"), MoveAside("abort")], "no longer exists"),
     ([MakeFolder("abort")], "exists already"),
     ([MoveAside("consumequeue/U"), Replace("consumequeue/U/0/00000000000000000000", b"")],
-     "does not exist any more"),
+     "no longer exists"),
     ([MoveAside("linked")], "is a link to a folder"),
 ])
 def test_a_store_that_is_not_as_the_plan_takes_it(root, steps, words):

@@ -248,7 +248,7 @@ class SoundPass:
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
     def _keep_bad(self, result: RangeResult) -> None:
-        """Record the messages of the run with damaged bodies."""
+        """Record those messages of the run that have damaged bodies."""
         rows = self._bad[:self._get("bad")].tolist()
         result.bytes_damaged += self._get("bad_bytes")
         self._set(bad=0, bad_bytes=0)

@@ -114,9 +114,8 @@ def check(store: Store) -> Iterator[Finding]:
 
 
 def _addressed(store: Store, topic: str, queue_id: int) -> int:
-    """Return the offset after the first byte of the last unit that an entry of the queue points to.
-
-    0 if the entries point to no unit.
+    """Return 1 more than the offset of the last unit that an entry of the queue points to; 0 if no
+    entry points to a unit.
     """
     queue = store.queue(topic, queue_id)
     if queue is None:

@@ -53,8 +53,8 @@ class ConsumerConnection(Protocol):
 class _PlainPull(msgspec.Struct, gc=False):
     """A decoded request, which may be repeated.
 
-    ``fields``: header fields, without the numbers. ``says``: whether the request contains a filter;
-    ``accept``: this filter.
+    ``fields``: header fields, without those in `_NUMBERS`. ``says``: whether the request contains a
+    filter; ``accept``: this filter.
     """
 
     code: int

@@ -1,8 +1,8 @@
 """Plain sends: a fast path for messages that only need to be appended to their queue.
 
 Most sends are plain: one message for an existing topic, without properties that redirect the
-message. The header is decoded in one step, the properties with the pattern of the previous message.
-The response is a template.
+message. The header is decoded in one step; the properties are decoded with the pattern of the
+previous message. The response is a template.
 
 `sending.send_message` handles all other messages. A test checks that `send_message` writes the same
 bytes and responses.

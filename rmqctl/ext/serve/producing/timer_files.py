@@ -1,4 +1,4 @@
-"""The files of the timer (wheel, log and progress), written as by a 5.x broker.
+"""The files of the timer (wheel, log and progress), written as a 5.x broker writes them.
 
 A broker can continue with these files. Each waiting message has a unit (an entry) in the timer log.
 Each slot of the wheel points to the slot's newest unit.

@@ -90,7 +90,7 @@ class Timers:
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
     """The units of the current slot that are still to be read."""
     _wanted: array[int] | None = None
-    """Positions of the current slot's units whose messages must be stored; the next one is last."""
+    """Positions of the current slot's units whose messages must be stored, in reverse order."""
     _recalled: set[int] = field(default_factory=set)
     """Hashes of the topics and keys of messages recalled in the current slot."""
     _flying: int = 0

@@ -13,7 +13,7 @@ from construct import Bytes, GreedyBytes, Int8ub, Int16sb, Int32sb, Int32ub, Str
 from rmqctl.formats import layout
 
 JSON, BINARY = 0, 1
-"""The kinds of headers: the encoding of their content."""
+"""Kinds of headers: how the content is encoded."""
 
 FrameHead = Struct(
     "length" / Int32sb,

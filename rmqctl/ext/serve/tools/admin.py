@@ -205,8 +205,8 @@ def _disk_ratio(path: str) -> float:
 def runtime_info(broker: Broker, _call: Call) -> Response:
     """Answer with statistics of the broker since the server started.
 
-    All rates are those of the last minute, also for longer periods. Request queues are reported as
-    empty.
+    All rates cover the last minute, even in fields for longer periods. Request queues are reported
+    as empty.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums

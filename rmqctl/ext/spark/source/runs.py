@@ -137,7 +137,7 @@ class _RunCursor:
 
     @property
     def place(self) -> Place | None:
-        """Return key and position of the next row; None after the last row."""
+        """Return the key and the position of the next row; None after the last row."""
         if self._batch is None:
             return None
         return int(self._keys[self._at]), int(self._positions[self._at])

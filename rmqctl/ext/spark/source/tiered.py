@@ -48,7 +48,7 @@ class TierQueue:
 
     * ``store``: the path that the user passed
     * ``root``: the path of the tier, to which folders are relative
-    * ``log``: start and end of each segment of the commit log at planning
+    * ``log``: start and end of each segment of the commit log when the read was planned
     """
 
     store: str

@@ -249,7 +249,7 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
         covered -= 1
     length = _end(units[covered - 1]) - first
     if length > max(limits.size, MAX_RECORD):
-        raise FormatError(f"the unit of queue offset {offset} has an invalid size: {length} bytes",
+        raise FormatError(f"the unit at queue offset {offset} has an invalid size: {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
     # A coda before the last message shifts it beyond the range: read that much more.
     data = flat.read_as_broker(first, length, CODA_SIZE)

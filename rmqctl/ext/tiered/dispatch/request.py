@@ -279,9 +279,9 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:
-        return f"units of queue offsets {block.offset} to {last} differ from what was written"
+        return f"units at queue offsets {block.offset} to {last} differ from what was written"
     if queue.commit_log.read(block.base, block.bytes) != memoryview(block.data)[:block.bytes]:
-        return f"messages of queue offsets {block.offset} to {last} differ from what was written"
+        return f"messages at queue offsets {block.offset} to {last} differ from what was written"
     return None
 
 

@@ -201,13 +201,13 @@ def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]
         return None, None
     place = unit.commit_log_offset
     if unit.size < message.MIN_SIZE or place < 0:
-        return None, (f"the unit of queue offset {queue.commit_offset - 1} is damaged; "
+        return None, (f"the unit at queue offset {queue.commit_offset - 1} is damaged; "
                    "see `rmqctl tiered recover`")
     if is_coda(log.read(place, CODA_SIZE)):
         place += CODA_SIZE
     end = place + unit.size
     if end > log.end:
-        return None, (f"the unit of queue offset {queue.commit_offset - 1} points to a message "
+        return None, (f"the unit at queue offset {queue.commit_offset - 1} points to a message "
                       f"that would end at {end}, but the commit log ends at {log.end}; see "
                       "`rmqctl tiered recover`")
     return (place, end), None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _IN_MEMORY = 8 << 20
-"""Maximum number of appended bytes of a file that are kept in memory. More bytes are all moved to a
-temporary file.
+"""Maximum number of appended bytes of a file that are kept in memory. If there are more, all of
+them are moved to a temporary file.
 """
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",

@@ -499,7 +499,7 @@ def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dro
     if len(missing) > _MAX_RUNS:
         yield f"{where}: {len(missing) - _MAX_RUNS} more such ranges"
     for left, right in pairwise(units.runs):
-        yield (f"{where}: units and messages of queue offsets "
+        yield (f"{where}: units and messages at queue offsets "
                f"{_range(OffsetRun(left.end, right.start))} are missing; the gap remains")
 
 

@@ -142,7 +142,7 @@ class Leftovers:
 
     @cached_property
     def _end_now(self) -> int:
-        """The current end of the commit log, which may be later than in the scan."""
+        """The current end of the commit log, which may be after the end that the scan found."""
         return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ class Leftovers:
                 yield self._wrong(unit, f"points to the message of queue offset {queue_offset}")
                 return
             yield self.place.log("tiered-message-fields", f"its queue offset is {queue_offset}, "
-                                 f"but the unit of queue offset {unit.queue_offset} points to it",
+                                 f"but the unit at queue offset {unit.queue_offset} points to it",
                                  unit.offset,
                                  length=size, queue_offset=unit.queue_offset)
         if size != unit.size:

@@ -246,8 +246,8 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
     if len(lacking) != 1 or evidence.homeless[record.topic, record.queue_offset] > 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
-        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, which lacks queue offset "
-        f"{record.queue_offset} here")
+        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, where queue offset "
+        f"{record.queue_offset} is missing")
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
@@ -286,7 +286,7 @@ def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
     if record.sys_flag & sysflag.TRANSACTION_MASK in (sysflag.TRANSACTION_NONE,
                                                      sysflag.TRANSACTION_PREPARED):
         return replace(record, prepared_transaction_offset=0), (
-            f"{damage}: set to 0, as in every message that ends no transaction")
+            f"{damage}: set to 0, as in every message that does not end a transaction")
     turned = [place for bit in range(64) if _is_half(
         place := (stored & _LONG) ^ 1 << bit, record, evidence.records)]
     if len(turned) == 1:

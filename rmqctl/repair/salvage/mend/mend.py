@@ -85,8 +85,8 @@ from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
-"""Maximum number of bytes of candidates that one round checks. Crafted damage could otherwise make
-a repair take forever.
+"""Maximum total size in bytes of the candidates that one round checks. Crafted damage could
+otherwise make a repair take forever.
 """
 
 
@@ -414,7 +414,9 @@ class _Round:
         return self._last[1]
 
     def _by_crc(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Correct a record whose CRC shows which byte is wrong. Return its size; else 0."""
+        """Correct a record whose CRC shows which byte is wrong. Return its size, or 0 if the record
+        is not corrected.
+        """
         record = None if self._correct == "off" else self._in_place(raw, start)
         if record is None:
             return 0
@@ -525,7 +527,7 @@ class _Round:
         return self._fits(record)
 
     def _fits(self, record: Record, *, inner: bool = False) -> bool:
-        """Return whether the log lacks this record: its queue has a gap that covers this
+        """Return whether this record is missing from the log: its queue has a gap that covers this
         position.
         """
         if not sysflag.has_consume_queue_row(record.sys_flag):

@@ -138,7 +138,7 @@ def _mend(mended: Mended, record: Record, entries: _Entries, sealed: bool) -> No
 def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
     """Yield, in words, what a marked message loses and what it keeps."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
-           f"RMQCTL=damaged marks it (space from {how})")
+           f"the message is marked RMQCTL=damaged (space from {how})")
     if entries.code is not None and entries.code != _code(record):
         yield (f"tags {entries.tags!r} from a message with the same tags code" if entries.tags else
                f"its consume queue entry keeps the tags code {entries.code}")
