@@ -68,8 +68,8 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
     counter, old_counter = (_counter(value) for value in (file.main.value, old.value))
     if old_counter > counter:
         yield Finding("config-import", "config", f"counter {old_counter} is above that of "
-                      f"{file.main.path} ({counter}): at startup, brokers from 5.3.1 on import the entries of "
-                      "this JSON file at startup", file=path)
+                      f"{file.main.path} ({counter}): at startup, brokers from 5.3.1 on import "
+                      "the entries of this JSON file", file=path)
     elif file.name == _OFFSETS:
         have, had = (_groups(value) for value in (file.main.value, old.value))
         lost = sorted(had - have)

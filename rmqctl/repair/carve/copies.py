@@ -61,11 +61,11 @@ class ShiftQueues:
         return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
-        """Remove copies; return (the remaining messages, the number of removed copies removed).
+        """Remove copies; return (the remaining messages, the number of removed copies).
 
         If there are no copies, ``rows`` itself is returned. Otherwise, the remaining messages are
-        appended to ``into``, and ``into`` is returned. Messages in runs made of a run made
-        are no longer marked as misplaced (``is_late``). Raises: StoreIOError.
+        appended to ``into``, and ``into`` is returned. If copies were made of a run of messages,
+        these messages are no longer marked as misplaced (``is_late``). Raises: StoreIOError.
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):

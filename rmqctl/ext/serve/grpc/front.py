@@ -110,8 +110,7 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """Check at number a call that are starting is at its limit, while `_CALLS_AT_ONCE` calls whether
-        one of them has started.
+        """Check at intervals whether a call has started, while `_CALLS_AT_ONCE` calls are starting.
 
         If none has started after ``left`` more checks, let the next calls start.
         """

@@ -265,11 +265,8 @@ class TopicEvidence:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return where the suspect's message is missing from a topic's queue.
-
-        The result is `_BETWEEN`,
-        `_BEHIND`
-        or `_OPEN`; 0 if the message is not missing.
+        """Return where the suspect's message is missing from a topic's queue: `_BETWEEN`,
+        `_BEHIND` or `_OPEN`; 0 if it is not missing.
         """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
