@@ -8,6 +8,7 @@ are replaced. The plan for an intact store is empty.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -538,25 +539,26 @@ class _Planner:
     def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
         """Return the log with corrected bytes in properties, where entries prove them."""
         pieces: dict[int, list[OverlayPiece]] = {}
+        bases = [part.base for part in saved.parts]
         for change in {change.place: change for change in corrected}.values():
-            number = next(number for number, part in enumerate(saved.parts)
-                          if part.base <= change.place < part.end)
+            number = bisect_right(bases, change.place) - 1
             part = saved.parts[number]
-            target = part_target(self._store, part)
-            piece = OverlayPiece.of(change.place - part.base, bytes([change.after]))
-            pieces.setdefault(number, []).append(piece)
+            pieces.setdefault(number, []).append(
+                OverlayPiece.of(change.place - part.base, bytes([change.after])))
             self._actions.append(Action(
-                "correct", target, f"0x{change.before:02x}", f"0x{change.after:02x}",
-                change.reason, offset=change.place, length=1))
+                "correct", part_target(self._store, part), f"0x{change.before:02x}",
+                f"0x{change.after:02x}", change.reason, offset=change.place, length=1))
+        # A file has one patch, which gets the bytes as well.
+        for number, changed in pieces.items():
+            target = part_target(self._store, saved.parts[number])
             patch = next((at for at, step in enumerate(self._steps)
                           if isinstance(step, Patch) and step.target == target), None)
             if patch is None:
-                self._steps.insert(0, Patch(target, (piece,)))
+                self._steps.insert(0, Patch(target, over((), changed)))
             else:
                 step = self._steps[patch]
                 assert isinstance(step, Patch)
-                self._steps[patch] = replace(step, pieces=tuple(sorted(
-                    over(step.pieces, (piece,)), key=lambda laid: laid.at)))
+                self._steps[patch] = replace(step, pieces=over(step.pieces, changed))
         return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
 
     def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import gcd
 
 from rmqctl.damage.survey.survey import Region
@@ -139,11 +141,15 @@ def laid_over(parts: Sequence[LogPart],
 
 def over(below: Sequence[OverlayPiece], above: Sequence[OverlayPiece]) -> tuple[OverlayPiece, ...]:
     """Merge pieces into one ascending list without overlaps; where they overlap, ``above`` wins."""
-    pieces = list(above)
+    pieces, uppers = list(above), sorted(above, key=lambda piece: piece.at)
+    reached = [*accumulate((upper.end for upper in uppers), max)]
     for piece in below:
         position = piece.at
-        for upper in sorted(above, key=lambda piece: piece.at):
-            if upper.end <= position or upper.at >= piece.end:
+        for number in range(bisect_right(reached, position), len(uppers)):
+            upper = uppers[number]
+            if upper.at >= piece.end:
+                break
+            if upper.end <= position:
                 continue
             if upper.at > position:
                 pieces.append(cut(piece, position, upper.at))
