@@ -50,6 +50,10 @@ def build(crc: int) -> bytes:
     return raw
 
 
+_NAME = build(0)[:-DIGITS - 1]
+"""The bytes before the digits."""
+
+
 def parse(data: bytes, base: int = 0) -> int:
     """Return the CRC in the twenty bytes ``data``.
 
@@ -79,8 +83,11 @@ def stored(record: bytes) -> int | None:
     broker stored again with the feature disabled may contain its previous CRC. A mismatch therefore
     proves damage only if the feature was enabled.
     """
+    tail = bytes(record[-SIZE:])
+    if not tail.startswith(_NAME):  # most records; this costs less than an error
+        return None
     try:
-        return parse(bytes(record[-SIZE:]))
+        return parse(tail)
     except FormatError:
         return None
 
