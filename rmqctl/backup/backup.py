@@ -211,7 +211,7 @@ def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
                      "it was copied")
     for file, later in pairwise(view.log.files):
         if file.end < later.base and copied_end < later.base <= end:
-            notes.append(f"the log from {file.end:,} to {later.base:,} is missing in the store")
+            notes.append(f"the log from {file.end:,} to {later.base:,} is missing from the store")
             missing += later.base - max(file.end, copied_end)
     return missing
 

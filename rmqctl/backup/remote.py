@@ -435,8 +435,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         if point is not None:
             last = next((note for note in point_notes if note.point.id == point), Note(_NO_POINT))
             if not last.point.id:
-                raise UsageError(f"{objects.where('')}: no restore point {point}: the backup has "
-                                 f"{points[0].id} to {points[-1].id}")
+                raise UsageError(f"{objects.where('')}: no restore point {point}; the backup "
+                                 f"has points {points[0].id} to {points[-1].id}")
         elif offset is not None:
             last = next((note for note in point_notes if note.point.log_end >= offset), newest)
         if until is None:

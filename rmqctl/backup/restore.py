@@ -128,8 +128,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     chosen = point_at(points, until) if not point else next(
         (candidate for candidate in points if candidate.id == point), None)
     if chosen is None:
-        raise UsageError(f"{backup}: no restore point {point}: the backup has {points[0].id} to "
-                         f"{points[-1].id}")
+        raise UsageError(f"{backup}: no restore point {point}; the backup has points "
+                         f"{points[0].id} to {points[-1].id}")
     newest = points[-1]
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
         end = end_of(whole, chosen, newest) if point else newest.log_end

@@ -450,7 +450,7 @@ CATEGORIES: dict[str, Category] = {
     "tiered-index-missing": Category(
         INFO, "keys of tiered messages are in no index file", _recover_tier),
     "tiered-lost": Category(
-        WARNING, "messages missing in both the tier and the local store", _look_into_tier),
+        WARNING, "messages missing from both the tier and the local store", _look_into_tier),
     "tiered-differs": Category(
         ERROR, "the tier and the local store have different messages", _look_into_tier),
     "tiered-oddity": Category(

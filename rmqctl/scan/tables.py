@@ -78,7 +78,7 @@ MESSAGE_COLUMNS = _columns(
     ("properties", MAP, "all properties"),
     ("properties_raw", TEXT, "properties as stored, with their separators"),
     ("tags", TEXT, "the property TAGS", "no tag"),
-    ("keys", LIST, "the property KEYS, split at spaces; empty without keys"),
+    ("keys", LIST, "the property KEYS, split at spaces; empty if there are no keys"),
     ("unique_key", TEXT, "the property UNIQ_KEY: the ID that the client generated",
                          "no such property"),
     ("msg_id", TEXT, "the ID that the broker returned: store host and physical offset"),

@@ -597,7 +597,7 @@ def test_a_log_that_is_not_there(growing: Callable[[int, int], Path], tmp_path: 
     shutil.copytree(root, tmp_path / "gap")
     (tmp_path / "gap/commitlog" / files[1].name).unlink()
     done = rmqctl("backup", tmp_path / "gap", tmp_path / "backup").expect(1)
-    assert "is missing in the store" in done.err
+    assert "is missing from the store" in done.err
     for file in files:
         file.unlink()
     assert "not mounted" in rmqctl("backup", root, tmp_path / "none").expect(6).err

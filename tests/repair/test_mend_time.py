@@ -125,7 +125,7 @@ def test_what_nothing_proves_becomes_the_neighbours(tmp_path: Path, time: int) -
     retimed(writer, 17, time)
     action, = checked(tmp_path, writer, exact=False)
     assert action["reason"] == (
-        f"invalid store time {time_text(time)}: original unknown, set to that of its neighbour, "
+        f"invalid store time {time_text(time)}: original unknown, set to its neighbour's time, "
         f"{time_text(writer.puts[16].time)}")
     times = [put.time for put in writer.puts]
     assert_times(tmp_path / "s", [*times[:17], times[16], *times[18:]])

@@ -405,9 +405,9 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
                f"erased before ({named(list(ids))})")
     if is_empty:
         topics = {topic for topic, _ in store.known_queues}
-        yield from (f"this store contains nothing of topic {topic}{near_names(topic, topics)}"
+        yield from (f"this store contains no data of topic {topic}{near_names(topic, topics)}"
                     for topic in wanted.topics if topic not in matches.shared)
-        yield from (f"this store contains nothing of group {group}" for group in wanted.groups)
+        yield from (f"this store contains no data of group {group}" for group in wanted.groups)
 
 
 def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],

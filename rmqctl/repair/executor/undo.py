@@ -150,8 +150,8 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
     changed, times = _examine(root, journal, named, applied=state == "applied")
     if changed and not force:
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise RefusedError(f"{changed[0]}{others}; --force undoes the repair anyway and keeps "
-                           "the present files aside")
+        raise RefusedError(f"{changed[0]}{others}; --force undoes the repair anyway and moves "
+                           "the current files aside")
     set_state(root, repair_id, "undoing", now, force=force, times=times,
               **noted(root, given))
 

@@ -120,9 +120,9 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
-    """Return the neighbour's time, which replaces an impossible store time, and the reason."""
-    return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to that "
-                         f"of its neighbour, {time_text(between.low)}")
+    """Return the time of the neighbour, to replace an impossible store time, and the reason."""
+    return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to its "
+                         f"neighbour's time, {time_text(between.low)}")
 
 
 class Times:
