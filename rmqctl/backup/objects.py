@@ -383,8 +383,9 @@ def newest(backup: str) -> tuple[int, Point | None]:
 
 
 def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """Return the points of a backup, oldest first, as `Objects.notes` does. Raises: NotAStoreError
-    if no point exists.
+    """Return the points of a backup, oldest first (see `Objects.notes`).
+
+    Raises: NotAStoreError if no point exists.
     """
     with Objects(backup) as objects:
         notes = objects.require_notes(bad)

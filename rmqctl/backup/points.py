@@ -353,7 +353,7 @@ def _required_plain(point: Point, name: str) -> Point:
 
 
 def require_inside(file: Any) -> None:
-    """Raise ValueError unless ``file`` is a relative path inside a backup."""
+    """Raise ValueError if ``file`` is not a relative path inside a backup."""
     if not isinstance(file, str) or "\0" in file or os.path.isabs(file) or (
             file != os.path.normpath(file)) or file.split("/", 1)[0] in (".", "..") or (
             file.count("/") > _DEEPEST):

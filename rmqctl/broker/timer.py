@@ -228,7 +228,7 @@ class TimerFiles:
             return None
 
     def pages(self, first_file: int = 0) -> Iterator[tuple[int, TimerUnits]]:
-        """Yield all units that a broker accepts, in pages: number of the file, units."""
+        """Yield all units that a broker accepts, in pages, as (index of the file, units)."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
                 place = 0

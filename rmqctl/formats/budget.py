@@ -42,7 +42,7 @@ class Budget:
         self.text(size + _VALUE)
 
     def text(self, size: int) -> None:
-        """Count a text of ``size`` bytes that is not a value, such as a key.
+        """Count a text of ``size`` bytes that is not itself a value (for example, a key).
 
         Raises: BudgetError.
         """

@@ -3,8 +3,8 @@
 `meaning` explains a message in an internal topic. `reader_of` returns the reader of bodies that no
 application created: traces, transaction ops, POP check points and acks.
 
-Spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6. Traces are as the Java client's
-TraceDataEncoder writes them, 4.4 to 5.3.
+Spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6. Traces have the format
+of the Java client's TraceDataEncoder (4.4 to 5.3).
 """
 
 from __future__ import annotations

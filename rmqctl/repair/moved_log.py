@@ -25,9 +25,10 @@ files on purpose, use another action.
 
 
 class MovedLog(NamedTuple):
-    """A repair that moved files from the end of the log aside. ``files``: number of these files.
-    ``as_it_was``: whether the files that the repair changed are unchanged since then. If so, `undo`
-    reverts nothing else.
+    """A repair that moved files at the end of the log aside.
+
+    ``files``: number of these files. ``as_it_was``: whether nothing has changed the repair's files
+    since then. If so, `undo` reverts only the repair.
     """
 
     id: str
@@ -36,8 +37,8 @@ class MovedLog(NamedTuple):
 
 
 def moved_log(store: Store) -> MovedLog | None:
-    """Return the newest repair that moved files from the end of the log aside, if these files are
-    still missing. None without such a repair, or if its journal cannot be read.
+    """Return the newest repair that moved files at the end of the log aside, if these files are
+    still missing. None if there is no such repair, or if its journal cannot be read.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1

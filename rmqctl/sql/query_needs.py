@@ -51,7 +51,7 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
     """Return what a query needs from each table that it names.
 
     None if this cannot be determined: all tables must then be read completely.
-    Raises: UsageError unless the text is a single query.
+    Raises: UsageError if the text is not a single query.
     """
     try:
         statements = base.extract_statements(text)

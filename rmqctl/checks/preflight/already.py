@@ -22,9 +22,10 @@ Some entries prove nothing:
 * Entries that point before the beginning of the log (expired).
 * Damaged entries of messages that the log still contains.
 * While a broker is running: entries that point beyond the end of the log.
-* Index entries alone that point beyond the last file. The index may belong to another log.
-* After a repair that recorded its losses: index entries alone that point beyond the end of the log,
-  if all consume queues confirm this end.
+* Index entries that point beyond the last file, without other evidence. The index may belong to
+  another log.
+* After a repair that recorded its losses: index entries that point beyond the end of the log,
+  without other evidence, if all consume queues confirm this end.
 """
 
 from __future__ import annotations

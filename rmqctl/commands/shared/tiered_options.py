@@ -92,8 +92,8 @@ class TierOptions(OptionGroup):
 
     @property
     def _is_own(self) -> bool:
-        """Return whether broker.conf names this tier. For any other tier its metadata location is
-        not used, because a copied broker.conf must not make rmqctl write to the original tier.
+        """Return whether broker.conf names this tier. If it names another tier, its metadata
+        location is not used: a copied broker.conf must not make rmqctl write to the original tier.
         """
         path = None if self.broker_conf is None else self.broker_conf.tier_path
         return path is not None and os.path.realpath(path) == os.path.realpath(self.root)

@@ -50,7 +50,7 @@ class Stretch:
     ``reach``: end of the bytes that were read.
     ``rows``: the runs.
     ``survey``: all other results.
-    ``first``: store time of the first message; None without messages.
+    ``first``: store time of the first message; None if there are no messages.
     ``waiting``: number of damaged regions after the last message.
     """
 

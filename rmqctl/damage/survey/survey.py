@@ -196,9 +196,11 @@ class Survey:
     the property before it. No broker finds such a CRC. Brokers write batches like this.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
-    """The first messages whose store time is out of order, while those of their two neighbours are
-    in order. Each is (physical offset, store time of the previous message or -1, store time of the
-    next message or 2^62).
+    """The first messages whose store time is out of order although the store times of their two
+    neighbours are in order.
+
+    Each is (physical offset, store time of the previous message or -1, store time of the next
+    message or 2^62).
     """
     newest_before_last: int = -1
     """The greatest store time of all messages except the last message of the log."""

@@ -1,4 +1,4 @@
-"""Topics in ``config/topics.json`` (checkpoint-and-small-files.md §4), with a broker's rules for
+"""Topics in ``config/topics.json`` (checkpoint-and-small-files.md §4), a broker's rules for topic
 names and attributes, and its system topics (§4.2; `TopicValidator`, `TopicAttributes`).
 """
 

@@ -40,8 +40,8 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     queue offset must follow ``last`` or repeat an earlier offset, unless the message begins the
     file. Each further message must have the next queue offset.
 
-    A sender can put such a record into a message body. Therefore a message must also be in one of
-    three positions:
+    A sender can put a record with these properties into a message body. Therefore a message must
+    also be in one of three positions:
 
     - at the start of the range
     - at the end of the previous message

@@ -170,7 +170,8 @@ class StoreMaker:
         """Create the store and put all messages into it.
 
         ``check``: called at points where stopping is safe.
-        Raises: StoreIOError, RefusedError. The store is then like that of a killed broker.
+        Raises: StoreIOError, RefusedError. The store is then in the state that a killed broker
+        leaves.
         """
         done = self.written
         settings = self._settings

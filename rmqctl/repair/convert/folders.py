@@ -120,7 +120,10 @@ class InFolders:
 
 
 def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
-    """Return one of the log files with the same name. Raises: RefusedError if they differ."""
+    """Return one of several log files that have the same name.
+
+    Raises: RefusedError if their contents differ.
+    """
     first, *others = same
     for other in others:
         if not same_content(first.path, other.path):

@@ -324,7 +324,7 @@ class Repair:
 class RootLocks:
     """The locks of a root, of further roots, and of the stores that contain folders in ``named``.
 
-    ``broker_roots``: further roots of the broker (None: those that were noted).
+    ``broker_roots``: further roots of the broker (None: the recorded roots).
     """
 
     def __init__(self, root: str, broker_roots: Sequence[str] | None = None,
@@ -392,7 +392,7 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Return the path by which a broker's root is noted.
+    """Return the path under which a broker's root is recorded.
 
     If the broker's root contains ``root``, the path is relative to ``root``, because the two are
     then moved together. In all other cases, the path is absolute.

@@ -241,10 +241,10 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
-    """Return ``sure`` with a name for each file: missing names are chosen between those of the
-    neighbours.
+    """Return a name for each file: the name in ``sure``, or else a name between the names of the
+    neighbouring files.
 
-    Return None if such a name does not exist.
+    Return None if there is no unused name between them.
     """
     out: list[str] = []
     taken = {name for name in sure if name}

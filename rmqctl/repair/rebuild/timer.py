@@ -1,6 +1,6 @@
 """Repair the 5.x timer for a repaired log: every unit has a message and is in a slot.
 
-* Units that point beyond the end of the log are removed, as `truncate` does.
+* Units that point beyond the end of the log are removed, as in `truncate`.
 * A wheel is rebuilt from the timer log if it is missing, has the wrong size or leaves pending
   messages unreachable. The timer log has the time and the message of each unit.
 * A timer log with damaged or missing units is rebuilt from the pending messages.

@@ -1,5 +1,4 @@
-"""Compare this store's log with that of a source (another store) by physical offset, as `diff`
-does.
+"""Compare this store's log with that of a source (another store) by physical offset, like `diff`.
 
 Only intact records are compared: records that a broker accepts and that are not fillers of an
 earlier repair. "Ours" means this store's log.
@@ -255,8 +254,8 @@ class _Pass(PhysicalPass):
         return inside, number
 
     def _theirs(self, batch: Batch, rows: Array) -> None:
-        """Add intact records of the source that differ from ours to the offered records or the
-        conflicts.
+        """Add to the offered records, or to the conflicts, the intact records of the source that
+        differ from ours.
         """
         if not len(rows):
             return

@@ -1,7 +1,7 @@
 """Replace damaged spans of a log with fillers, in place, without losing intact messages.
 
 A broker truncates its log at the first record that it cannot read, and deletes the rest
-(recovery.md §3-§4). To prevent this, each damaged span is filled to the byte with well-formed
+(recovery.md §3-§4). To prevent this, each damaged span is filled completely with well-formed
 messages (`rmqctl.repair.salvage.filler`). Each lost message that is known from consume queues,
 damaged records or gaps in the queue offsets gets a separate filler. Then the log can be read to its
 end, and no queue has a gap.

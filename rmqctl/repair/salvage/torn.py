@@ -2,11 +2,11 @@
 
 A *run* is a series of adjacent damaged bytes. If the position of a run of up to 31 bits is known,
 the 31 stored bits of the CRC determine the only possible original. At a wrong position, k bytes
-have 256^k values, of which one in 2^31 matches by chance. So only a few positions may be tried, and
-the damaged bytes must show them:
+have 256^k values, of which one in 2^31 matches by chance. So only the few positions that the damage
+itself suggests are tried:
 
 * Bytes in a text that are not text: the run is these bytes, possibly with some bytes next to them.
-  NULs are exactly the run, because other cleared bytes next to them would be NULs as well.
+  If they are NULs, the run is exactly these bytes, because other cleared bytes would be NULs, too.
 * Each run of NULs in a body that is not text.
 * Bytes before and after a 4,096- or 512-byte boundary of the log, where writes are torn.
 

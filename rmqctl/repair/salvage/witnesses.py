@@ -79,10 +79,8 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Return the evidence for a range that is put back.
-
-        The evidence is the numbers of consume queue entries and index entries that point into this
-        range.
+        """Return the evidence for a restored range: how many consume queue entries and how many
+        index entries point into it.
         """
         witness = self._parts[0].witness
         if witness is None:

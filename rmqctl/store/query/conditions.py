@@ -253,7 +253,7 @@ def tags_of(expression: str) -> tuple[str, ...]:
 
 
 def tag_condition(expression: str) -> Condition:
-    """Return the condition of ``--tag``: one tag, or several as a consumer subscribes to them.
+    """Return the condition of ``--tag``: one tag, or several in the syntax of a subscription.
 
     Raises: UsageError.
     """

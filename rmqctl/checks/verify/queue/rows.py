@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
 MAX_LISTED = 100_000
-"""Maximum number of differences of one run that are recorded one by one; the rest is counted."""
+"""Maximum number of differences that one run records one by one; any others are only counted."""
 TIME = "store_timestamp"
 """Name of the field with the store time, in entries that have such a field."""
 _BLOCK = 1 << 17

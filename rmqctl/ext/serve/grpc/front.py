@@ -45,8 +45,8 @@ _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
 more than 16 KiB of fields.
 """
 _WAITING = 64 << 10
-"""Maximum bytes of a client's frames that wait to be forwarded; above this limit, the client is not
-read.
+"""Maximum bytes of a client's frames that wait to be forwarded; above this limit, nothing is read
+from the client.
 """
 _CALLS_AT_ONCE = 16
 """Maximum number of calls that were forwarded but have not started."""

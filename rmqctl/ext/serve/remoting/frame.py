@@ -82,7 +82,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Number of bytes that the next frame still lacks; 0 if its length is unknown."""
+        """Number of bytes still missing from the next frame; 0 if its length is unknown."""
         if self.held < HEAD_SIZE:
             return 0
         length, _ = _HEAD.unpack_from(self.buffer, self.at)

@@ -21,7 +21,10 @@ ASIDE = ".rmqctl/tiered"
 
 @runtime_checkable
 class TierReader(Protocol):
-    """Files of a tier by path relative to its root, with ``/``. All methods raise StoreIOError."""
+    """The files of a tier, by path relative to its root (separator: ``/``).
+
+    All methods raise StoreIOError.
+    """
 
     name: str
     """The root as the user named it."""
