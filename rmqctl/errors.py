@@ -90,7 +90,9 @@ class UsageError(RmqctlError):
 
 
 class OtherCommandError(UsageError):
-    """Another command does what was requested. ``command``: its command line; the text says why."""
+    """Another command does what was requested. ``command``: the command line of that command. The
+    text of the error gives the reason.
+    """
 
     def __init__(self, reason: str, command: str) -> None:
         super().__init__(reason)

@@ -107,7 +107,7 @@ class Copies:
         self.written += len(data)
 
     def takes(self, source: str, relative: str) -> bool:
-        """Return whether this method has stored the file itself, as a subclass may do. Then the
+        """Return whether this method has stored the file itself, as a subclass may do. If so, the
         file need not be copied to a folder. Raises: OSError.
         """
         return False

@@ -1,8 +1,8 @@
 """Back up a store to a URL, and restore a store from such a backup.
 
 The rules of a backup in a folder apply: `moment.fix` determines where the log ends, and damage is
-recorded. If a repair of the store replaced messages by fillers, the backup keeps the messages. The
-index is not stored, because it can be rebuilt from the log.
+recorded. If a repair of the store replaced messages with fillers, the backup keeps the messages.
+The index is not stored, because it can be rebuilt from the log.
 """
 
 from __future__ import annotations

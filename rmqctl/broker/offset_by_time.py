@@ -43,8 +43,8 @@ def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: b
     """Return the answer for a store time in epoch ms; None if the queue does not exist.
 
     ``like`` names the broker version. 4.9.3 answers with the entry nearest in time; 5.x answers
-    with the first entry at or after ``when``, or with ``upper`` the last entry at or before
-    ``when``.
+    with the first entry at or after ``when`` or, if ``upper`` is true, with the last entry at or
+    before ``when``.
 
     Raises: UsageError for an unknown version, StoreIOError if the queue cannot be read.
     """

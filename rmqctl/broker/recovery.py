@@ -87,9 +87,7 @@ def default_version(store: Store) -> BrokerVersion:
 
 
 def default_release(store: Store) -> str:
-    """Return the release that `rmqctl.broker.release.judged` returns without a requested
-    release.
-    """
+    """Return the release that `rmqctl.broker.release.judged` returns if no release is requested."""
     return judged(store).release
 
 

@@ -137,7 +137,7 @@ class BarProgress(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the line, unless it must not appear yet."""
+        """Draw the line, unless it is too early to show it."""
         with self._lock:
             if self._clock() < self._show_at:
                 return

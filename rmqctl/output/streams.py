@@ -96,9 +96,9 @@ class Sink:
     ``encoding``: encoding to use instead of that of ``stream``.
     ``before_write``: called before each write, to clear a progress bar from the screen.
 
-    Characters that the encoding lacks become backslash escapes. UTF-8 lacks only lone surrogates,
-    and their backslash escapes are also valid in JSON. Writing raises BrokenPipeError if the reader
-    has exited, StoreIOError for any other failure.
+    Characters that cannot be encoded become backslash escapes. In UTF-8, these are only lone
+    surrogates, whose backslash escapes are also valid in JSON. Writing raises BrokenPipeError if
+    the reader has exited, StoreIOError for any other failure.
     """
 
     def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:

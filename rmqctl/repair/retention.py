@@ -64,10 +64,10 @@ class DiskOutlook:
     """Prediction of disk use if the log keeps growing by ``bytes_per_day``, its growth from
     ``since`` to ``until`` (store times in ms).
 
-    ``levels_off_at``: share of the disk in use when as many bytes expire as arrive.
-    ``reached_in``: hours until each named limit of disk use is reached (None: never).
-    ``reserved_hours``: the largest fileReservedTime that keeps disk use below
-        ``diskMaxUsedSpaceRatio``; 0 without such a value.
+    ``levels_off_at``: share of the disk in use when as many bytes expire as arrive. ``reached_in``:
+    hours until each named limit of disk use is reached (None: never). ``reserved_hours``: the
+    largest fileReservedTime that keeps disk use below ``diskMaxUsedSpaceRatio``; 0 if no value
+    does.
     """
 
     bytes_per_day: int

@@ -32,8 +32,9 @@ _MIN_CELL = 64
 class Timeline:
     """Numbers of messages and bytes by store time, in at most `MAX_STEPS` steps of ``step`` ms.
 
-    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: number of
-    messages with a time before the first broker existed or after 2099; no step counts them.
+    ``steps``: (messages, bytes) by the index of the step, counted from the epoch. ``elsewhere``:
+    number of messages with a time before the first broker existed or after 2099; no step counts
+    them.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def configured_queues(store: Store, topic: str) -> int | None:
 
 
 def is_unknown(store: Store, topic: str) -> bool:
-    """Return whether only the log may contain a topic: it has no queue on disk and is not in
+    """Return whether a topic may be only in the log, because it has no queue on disk and is not in
     topics.json.
     """
     return topic not in topics_on_disk(store) and configured_queues(store, topic) is None

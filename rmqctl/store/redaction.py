@@ -144,8 +144,8 @@ class Redaction:
 
 
 def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
-    """Return the redaction that the options ``--redact`` and ``--redact-key`` request; None without
-    them.
+    """Return the redaction that the options ``--redact`` and ``--redact-key`` request; None if none
+    is requested.
 
     Raises: UsageError, StoreIOError.
     """

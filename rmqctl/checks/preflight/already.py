@@ -418,7 +418,7 @@ class AlreadyLost:
         * number of consecutive queue offsets (None: 1 for all entries)
         * position that the entry points to
 
-        ``low``: entries that point before this position are expired.
+        ``low``: entries that point to positions before this one have expired.
         """
         if not len(self._starts) or state.queue is None or not state.queue.exists:
             return

@@ -103,7 +103,8 @@ def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Lo
     count = sum(message.physical not in with_unit
                 and message.due >= start.checked.last_read_time_ms
                 for message in timed_messages(files, start.next_row, log_end))
-    return [Loss(TIMERS, count, Phrase("the timer log lacks the units of these messages"),
+    return [Loss(TIMERS, count, Phrase(
+        "the units of these messages are missing from the timer log"),
                  "timerlog")] if count else []
 
 

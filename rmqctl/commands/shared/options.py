@@ -304,8 +304,8 @@ Since = Annotated[str | None, typer.Option("--since", **SINCE)]
 Until = Annotated[str | None, typer.Option("--until", **UNTIL)]
 Zone = Annotated[tzinfo, typer.Option(
     "--tz", metavar="ZONE", parser=parse_zone,
-    help="Time zone for times shown and for times given without one: UTC, local, +08:00, "
-         "Asia/Shanghai.")]
+    help="Time zone of displayed times, and of given times without a time zone: UTC, local, "
+         "+08:00, Asia/Shanghai.")]
 
 SHOWN = "Message display"
 Body = Annotated[BodyForm, typer.Option(

@@ -203,7 +203,7 @@ class Topics(ConfigTable):
         if problem is not None:
             raise RefusedError(problem)
         if is_system(name, generation, self.settings.cluster):
-            raise RefusedError(f"{name} is a system topic: a broker creates it by itself")
+            raise RefusedError(f"{name} is a system topic: a broker creates it automatically")
         if name in self.table and self.get(name) is None:
             raise RefusedError(f"{self.path()}: the entry of {name} is not a JSON object")
         # Start from the existing topic, and change only the given values.

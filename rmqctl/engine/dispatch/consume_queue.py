@@ -63,7 +63,7 @@ class EntryColumns:
 class PlainQueue(DispatchedQueue):
     """The state of a queue that is being written.
 
-    ``max_physic``: the end of the record of the queue's last entry, -1 without entries.
+    ``max_physic``: the end of the record of the queue's last entry, -1 if the queue has no entries.
     """
 
     @property
@@ -298,7 +298,7 @@ class _ArrangedRows:
 
 
 def _arranged(rows: EntryColumns, queues: int) -> _ArrangedRows:
-    """Return the entries sorted by queue; the numbers of queues are less than ``queues``."""
+    """Return the entries sorted by queue; queue numbers are less than ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)
     raw = units.view(np.uint8)

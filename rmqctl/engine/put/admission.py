@@ -123,7 +123,7 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
             return f"the topic has {units} characters, at most {V1_TOPIC_CHARS} are allowed"
     elif hooks and length > V1_TOPIC_CHARS and not topic.startswith(props.RETRY_PREFIX):
         return (f"the topic has {length} bytes, at most {V1_TOPIC_CHARS} are allowed "
-                f"(but for {props.RETRY_PREFIX} topics)")
+                f"(except for {props.RETRY_PREFIX} topics)")
     if length > _V1_TOPIC_BYTES and units <= V1_TOPIC_CHARS:
         return f"the topic has {length} bytes, too many for its 1-byte length field"
     return None

@@ -222,7 +222,7 @@ class Columns:
         return [kinds[lane].store_host for lane in self.lane[part]]
 
     def _used(self, part: slice) -> list[int]:
-        """Return the numbers of the lanes that occur in a part."""
+        """Return the indices of the lanes that occur in a part."""
         used: list[int] = np.flatnonzero(np.bincount(self._row[part])).tolist()
         return used
 

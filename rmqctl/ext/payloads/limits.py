@@ -132,7 +132,7 @@ def _time_of(thread: int) -> float:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Make Python raise ``error`` in a thread; None cancels an error that was not raised yet."""
+    """Make Python raise ``error`` in a thread; None cancels an error that is still pending."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
 

@@ -21,7 +21,7 @@ _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-linecap",
                    "stroke-linejoin", "stroke-opacity", "stroke-width", "text-anchor"})
-"""CSS properties that are kept: they become attributes of their element."""
+"""CSS properties that are kept, as attributes of their element."""
 
 
 def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:

@@ -37,7 +37,7 @@ def write_digits(crc: int) -> bytes:
 def read_digits(digits: str) -> int:
     """Return the number that a broker reads from the property's value.
 
-    Raises: ValueError if the value is not digits.
+    Raises: ValueError if the value does not consist of digits.
     """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
         raise ValueError(f"not a CRC: {digits[:20]!r}")

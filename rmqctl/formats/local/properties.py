@@ -46,8 +46,8 @@ REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 RETRY_TOPIC = "RETRY_TOPIC"
 """Property of a message that was sent back: its original topic."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-"""Property of a message that was sent back: the id of its first copy (offset message id or the
-client's id).
+"""Property of a message that was sent back: the id of the original message (offset message id or
+the client's id).
 """
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

@@ -257,7 +257,7 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
     if problem is not None:
         raise RefusedError(problem)
     if not _is_users(store, _TOPICS, topic):
-        raise RefusedError(f"{topic} is a system topic: a broker creates it by itself")
+        raise RefusedError(f"{topic} is a system topic: a broker creates it automatically")
     file = load_one(store, TOPICS)
     _refuse_damage(store, file)
     ours = _table(file, _TOPICS)

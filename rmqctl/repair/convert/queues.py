@@ -44,8 +44,8 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "convert"
 WRITES = ("commitlog",)
-"""Structures that must have a writable form. Consume queues need not: they are rebuilt
-completely.
+"""Structures that must have a writable form. Consume queues are not among them, because they are
+rebuilt completely.
 """
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"

@@ -103,8 +103,8 @@ class Traits:
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
         """Return whether a message of a batch is to be erased.
 
-        A message is erased if the user named or selected it, or if it is a copy. None if only its
-        body matches and ``same_body`` is False.
+        A message is erased if the user named or selected it, or if it is a copy of an erased
+        message. None if only its body matches and ``same_body`` is False.
         """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies

@@ -402,7 +402,9 @@ def _named(root: str, broker_root: str) -> str:
 
 
 def noted_roots(root: str) -> list[str]:
-    """Return the broker's roots that a repair of ``root`` noted; empty if it noted none."""
+    """Return the broker's roots that a repair of ``root`` recorded; an empty list if it recorded
+    none.
+    """
     path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:

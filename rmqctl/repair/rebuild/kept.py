@@ -1,4 +1,4 @@
-"""Keep the values in consume queue and index entries of messages with damaged properties.
+"""For messages with damaged properties, keep the values in their consume queue and index entries.
 
 No CRC covers properties. The entries were written when the message was intact. If properties are
 damaged, or marked as damaged by a repair, a rebuild keeps the values of the entries. These values

@@ -4,8 +4,9 @@ Only fields that no CRC covers can be wrong: topic, queue, queue offset, transac
 properties that create entries in further queues.
 
 A consume queue entry alone does not prove that a message is wrong, because queue folders are copied
-and renamed. An entry is believed if exactly the message that it describes is missing from the log,
-between other messages of that queue. If the record then cannot be corrected, a filler replaces it.
+and renamed. An entry counts as correct if exactly the message that it describes is missing from the
+log, between other messages of that queue. If the record then cannot be corrected, a filler replaces
+it.
 
 In benchmarks/stage_yields.py, 60 of 60 messages with a random queue offset are restored, and 60 of
 60 with one changed byte in the topic. With a random queue id, 56 of 60 are restored; the others

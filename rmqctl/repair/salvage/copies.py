@@ -70,7 +70,7 @@ class CopyResult:
 
 
 class Copier:
-    """Copier of the bytes that our log lacks, from one source after another.
+    """Copies bytes that are missing from our log, from one source after another.
 
     * ``survey_of``: function (parts, ranges, offsets) that surveys a log again. Rejected records in
       ``ranges`` are accepted if their bytes are intact. Records at the physical ``offsets`` count

@@ -19,5 +19,5 @@ def encoded(record: Record) -> bytes:
     raw = assemble(record, shape.topic_length.pack(len(record.topic)) + record.topic,
                    record.properties)
     if decode(raw) != record:
-        raise ValueError("decoding the record gives other values")
+        raise ValueError("decoding the record gives different values")
     return raw

@@ -334,7 +334,9 @@ def _what(start: bytes, text: bytes) -> str:
 
 
 def _is_tier(folder: str) -> bool:
-    """Return whether a folder is a tier: it contains a folder named like that of a cluster."""
+    """Return whether a folder is a tier, that is, contains a folder with the name of a cluster's
+    folder.
+    """
     try:
         with os.scandir(folder) as entries:
             return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()

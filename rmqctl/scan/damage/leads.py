@@ -51,7 +51,9 @@ class Leads:
 
     @cached_property
     def _rows_before(self) -> list[tuple[int, int]]:
-        """Return (physical offset, size) of the entries that point right before the records."""
+        """Return (physical offset, size) of the entries that point to the bytes right before the
+        records.
+        """
         if not self._records:
             return []
         places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])

@@ -76,7 +76,7 @@ class EarlierMessages:
         self._last: dict[Stretch, dict[Queue, Ends | None]] = {}
 
     def add(self, start: int, end: int) -> None:
-        """Add the consecutive frames in positions ``[start, end)``, all of them messages."""
+        """Add the consecutive frames in positions ``[start, end)``, all of which are messages."""
         if end > start:
             self._stretches.append((start, end))
 
@@ -224,9 +224,9 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: EarlierMessages) -> int:
-    """Return the number of messages missing between those before and those after ``[at, end)``,
-    minus the number that can be lost there. ``behind``: queue offsets of the messages after the
-    range. Raises: StoreIOError.
+    """Return the number of messages that are missing between the messages before and after ``[at,
+    end)``, minus the number that can be lost in this range. ``behind``: queue offsets of the
+    messages after the range. Raises: StoreIOError.
     """
     most = -lost
     for ends_before, extra in passed.known_before(source, at):

@@ -33,7 +33,8 @@ class ConsumerProgress:
     """The progress of all consumer groups.
 
     ``delayed``: for each queue id of the schedule topic, the offset of the delay service.
-    ``timer_read``: the time (ms) up to which timer messages were delivered; None without a timer.
+    ``timer_read``: the time (ms) up to which timer messages were delivered; None if the store has
+    no timer.
     """
 
     commits: tuple[Commit, ...]

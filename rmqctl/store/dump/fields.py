@@ -154,8 +154,8 @@ def shown_hex(raw: bytes, *, full: bool) -> str:
 
 
 def shown_value(name: str, value: int | bytes | None, *, full: bool) -> int | str | None:
-    """Return a field's value as shown in a row. Numbers are unchanged, addresses and UTF-8 become
-    text, other bytes become None.
+    """Return a field's value as shown in a row. Numbers are unchanged, addresses and UTF-8 data
+    become text, other bytes become None.
     """
     if not isinstance(value, bytes):
         return value

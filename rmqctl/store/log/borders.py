@@ -22,8 +22,8 @@ _UNWRITTEN = bytes(8)
 
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
-    """Return the list index of the last file with content; -1 without files. Later files are only
-    preallocated.
+    """Return the list index of the last file with content; 0 if no file has content, -1 if there
+    are no files. Later files are only preallocated.
     """
     for number in range(len(files) - 1, -1, -1):
         try:

@@ -1,7 +1,8 @@
 """The entries of a DLedger log as a chain (spec: dledger.md §2).
 
-The index of each entry is the index of the previous entry plus one; its term is not less. Until
-their logs diverge, all members of a group have the same entries at the same byte offsets.
+The index of each entry is the index of the previous entry plus one. The term of an entry is never
+lower than that of the previous entry. Until their logs diverge, all members of a group have the
+same entries at the same byte offsets.
 
 After damage, the chain continues with the first entry that can follow the last intact entry. If a
 member's log was truncated, stale entries remain in the file after its end. They are not part of the

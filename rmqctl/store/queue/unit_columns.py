@@ -110,8 +110,8 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
 
 def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
            origin: int = 0) -> Iterator[tuple[int, Array]]:
-    """Yield (number of the first unit, units) for each page of the units ``[start, end)``; unit 0
-    is at position ``origin``.
+    """Yield (index of the first unit, units) for each page of the units ``[start, end)``; unit 0 is
+    at position ``origin``.
     """
     width = kind.itemsize
     most = max(source.size - origin, 0) // width

@@ -68,8 +68,8 @@ class Seals:
                                        len(part)))
 
     def add_run(self, run: UnsealedRun, *, sealed: bool) -> None:
-        """Add the next messages. ``sealed``: whether all of them have an appended CRC; else none
-        has one.
+        """Add the next messages. ``sealed``: True if all of them have an appended CRC, False if
+        none of them has one.
         """
         if sealed:
             self._seal(True)

@@ -94,7 +94,7 @@ class TimerLog:
                 yield Finding("file-unreadable", "timer", str(error), file=file.path)
 
     def _last_used(self) -> int:
-        """Return the number of the last file with data; -1 if no file has data."""
+        """Return the index of the last file with data; -1 if no file has data."""
         for number in range(len(self.files) - 1, -1, -1):
             try:
                 with FileSource(self.files[number].path) as source:

@@ -228,7 +228,7 @@ class GroupDeliveries:
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
              ) -> Iterator[DeliveredMessage | None]:
-        """Yield the messages of a queue that were not delivered yet.
+        """Yield the messages of a queue that have not been delivered yet.
 
         Yields None after each part of the queue in which no message passes the filter.
         """

@@ -85,7 +85,7 @@ def handle_of(text: str) -> list[str]:
 
 
 def _is_value(text: str) -> bool:
-    """Return whether a text can be a property's value: it contains no separators of properties."""
+    """Return whether a text can be a property's value, that is, contains no property separators."""
     return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
 
 

@@ -66,8 +66,8 @@ _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max"
 
 
 def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
-    """Return the settings, and notes for the user. A setting that is not given has the saved value,
-    or else a broker's default.
+    """Return the settings, and notes for the user. A setting that is not given gets the saved value
+    or, if there is none, a broker's default.
     """
     recorded, notes = recall(reader)
     values = {**recorded, **{name: value for name, value in given.items() if value is not None}}

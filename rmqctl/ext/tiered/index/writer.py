@@ -1,4 +1,4 @@
-"""Write the index files of a tier that are not uploaded yet, as a broker does (§5.4, §5.5).
+"""Write the index files of a tier that have not been uploaded yet, as a broker does (§5.4, §5.5).
 
 Only the newest file receives items. If the keys of a message would fill this file, a new file
 begins. The full file can then be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).

@@ -2,8 +2,8 @@
 
 An index item contains only a hash, an offset and an imprecise time. The message contains the key
 and the exact time. `by_key` searches every file under both hash rules and returns only messages
-that have the key. `as_broker` follows 5.3.3 step by step: its answer lacks the same messages and
-contains the same wrong messages.
+that have the key. `as_broker` follows 5.3.3 step by step: the same messages are missing from its
+answer, and it contains the same wrong messages.
 """
 
 from __future__ import annotations

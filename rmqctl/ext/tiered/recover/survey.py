@@ -283,7 +283,7 @@ class ReaderOverlay:
 
 
 class Overlaid(ReaderOverlay):
-    """A reader that replaces some files by local files. ``files``: {path: path of a local file}."""
+    """A reader that replaces some files with local files. ``files``: {path: local path}."""
 
     def __init__(self, below: TierReader, files: dict[str, str]) -> None:
         super().__init__(below)

@@ -48,7 +48,7 @@ class Items:
     `tiered.verify.index.check` calls `take`.
 
     ``queues``: the broker's queues. The ``number`` of a `MessageKeys` is an index in this list.
-    ``has_empty``: an item has the empty key of its topic.
+    ``has_empty``: whether any item has an empty key.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata,

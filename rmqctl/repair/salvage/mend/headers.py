@@ -17,8 +17,8 @@ Other fields:
 * Offset of a half message: found with the half message itself, else set to 0.
 * Negative reconsume count: becomes its lower 16 bits if one flipped bit explains it, else 0. An
   appended CRC that covers the negative count is recomputed.
-* Negative queue id: replaced by the id of the only queue of the topic that lacks exactly this
-  message.
+* Negative queue id: replaced with the id of the only queue of the topic from which exactly this
+  message is missing.
 
 In benchmarks/stage_yields.py, one field of each of 60 messages gets a random value. The offset of
 the half message is restored in all of them, the store host in 55, the reconsume count in 34, and
@@ -233,8 +233,9 @@ def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with a corrected queue id: that of the only queue of the topic from which
-    exactly this message is missing.
+    """Return the record with a corrected queue id: that of the only queue of the topic from which which
+    exactly this message
+    is missing.
 
     The record is unchanged if another message with an invalid queue claims the same queue offset.
     """
@@ -253,8 +254,8 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """Return the record with queue offset 0, and the correction in words.
 
-    If its queue lacks exactly this message, the transaction bits are wrong, not the queue offset.
-    The record is then returned unchanged.
+    If exactly this message is missing from its queue, the transaction bits are wrong, not the queue
+    offset. The record is then returned unchanged.
     """
     topic = os.fsdecode(record.topic)
     if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):

@@ -68,7 +68,8 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
     mended = Mended(Records(parts))
     places = survey.unsound
     if len(places) > max(_FEW, survey.messages // _SHARE):
-        mended.left = dict.fromkeys(places, "too many messages have such properties to be damage")
+        mended.left = dict.fromkeys(
+            places, "too many messages have such properties for this to be damage")
         return mended
     entries = StoreEntries(store)
     hashes = entries.keys(places) if places else {}
@@ -235,7 +236,7 @@ def _entry(record: Record) -> EntryKey:
 
 
 def _code(record: Record) -> int | None:
-    """Return the tags code of a message; None if its properties give none."""
+    """Return the tags code of a message; None if it cannot be computed from the properties."""
     try:
         return tags_code(record.topic.decode("utf-8", "replace"),
                          props.parse(record.properties.decode("utf-8", "replace")),

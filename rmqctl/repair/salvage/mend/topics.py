@@ -10,8 +10,8 @@ topic is found with one of these structures:
   message's keys have the hashes of these entries. The original must be a topic that the store
   knows, or the stored topic with one bit corrected.
 * The queues, if the index has no entries for the message. The original is the only topic of the
-  same length whose queue lacks exactly this message: between two of its messages or, in a log that
-  begins at 0, at its end.
+  same length from whose queue exactly this message is missing: between two messages of the queue
+  or, in a log that begins at 0, at the end of the queue.
 
 A stored topic that could be valid is replaced with the help of the queues only if three things are
 true. The store does not know it, it differs from the original in one byte, and its message is not
@@ -86,8 +86,8 @@ def is_impossible(topic: bytes) -> bool:
 
 
 class TopicEvidence:
-    """Evidence in a log for the topics of its messages. ``evidence``: entries of messages that the
-    log lacks.
+    """Evidence in a log for the topics of its messages. ``evidence``: entries of messages that are
+    missing from the log.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
