@@ -177,7 +177,7 @@ class RepairPlan(Document):
     ``undecided``: number of records that may be messages. If it is not 0, the plan can be applied
         only with ``ambiguous``.
     ``next``: shell commands to continue with.
-    ``room``: number of bytes needed and free on each affected file system.
+    ``room``: the numbers of bytes needed and free on each affected file system.
     """
 
     store: str

@@ -80,8 +80,8 @@ class TimerUnits(NamedTuple):
 
 @dataclass(slots=True)
 class Slots:
-    """The slots of the wheel by column. The slot's message count is missing: a broker does not
-    rebuild it.
+    """The slots of the wheel by column. The message counts of the slots are not included, because a
+    broker does not rebuild them.
     """
 
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))

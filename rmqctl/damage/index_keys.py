@@ -102,7 +102,7 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
           ) -> Iterator[tuple[int, IndexedKey]]:
     """Yield (physical offset, key) of each index entry that points into the regions, in file order.
 
-    ``chosen``: returns, for each physical offset, whether its entries are wanted.
+    ``chosen``: function that returns, for each physical offset, whether its entries are wanted.
     """
     entries = AllIndexEntries(store)
     try:

@@ -40,7 +40,8 @@ _LENGTH = 4
 """Size in bytes of the body length field, which is the last field before the body."""
 _SECTOR = 512
 MAX_BODY = 8 << 20
-"""Maximum size in bytes of a body that is repaired. It bounds the memory if a length is damaged."""
+"""Maximum size in bytes of a body that is repaired. This limits memory use if a length is damaged.
+"""
 
 
 class Records:

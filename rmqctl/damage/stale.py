@@ -27,8 +27,8 @@ _OVERLAPS = 8
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
     """Return the physical offsets of stale records and of unclear records next to them.
 
-    Stale records are searched for next to damage, and at the start and end of damaged files.
-    Raises: StoreIOError.
+    The search covers the bytes next to damage, and the start and end of damaged files. Raises:
+    StoreIOError.
     """
     def taken(record: Record) -> bool:
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,

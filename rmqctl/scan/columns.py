@@ -232,7 +232,9 @@ def strings(texts: Texts) -> pa.StringArray:
 
 
 def as_maps(properties: PropertySegments, count: int) -> pa.MapArray:
-    """Return the properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
+    """Return the properties of each of ``count`` records (`MAP`), in stored order and with unique
+    keys.
+    """
     row, start, end = properties.segments
     assign, valid = _assigns(properties.data, start, end)
     if not valid.all():
@@ -259,8 +261,8 @@ def as_lists(properties: PropertySegments, count: int) -> pa.ListArray:
 
 
 def as_strings(properties: PropertySegments, count: int, name: str) -> pa.StringArray:
-    """Return the value of one property for each of ``count`` records; null if a record lacks the
-    property.
+    """Return the value of one property for each of ``count`` records; null if a record does not
+    have the property.
     """
     row, values = properties.find(name)
     texts = strings(values)

@@ -168,8 +168,8 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
     """Return the length in bytes of the ranges for a pool of ``jobs``. Each job gets a few tasks
     that are neither tiny nor huge.
 
-    ``partitions``: the approximate number of ranges; if given, it replaces ``jobs``. No range
-    extends over two files.
+    ``partitions``: the approximate number of ranges; if given, it replaces ``jobs``. No range spans
+    two files.
     """
     total = sum(file.size for files in logs for file in files)
     if partitions is not None:

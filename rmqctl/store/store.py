@@ -420,8 +420,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the evidence of record positions from entries and keys. It is read when it is
-        first used.
+        """Return the evidence of record positions from entries and keys. The evidence is read when
+        it is first used.
 
         ``current``: read the current files instead of a snapshot.
         """

@@ -71,7 +71,7 @@ class MetadataLosses:
     """Losses of topics, groups and offsets.
 
     ``offsets``: lost committed offsets with known values.
-    ``unknown``: offsets with unknown values are also lost.
+    ``unknown``: whether offsets with unknown values are also lost.
     ``restored``: by file, lost entries that `recover` can restore from the copy that the broker
     does not load.
     """
@@ -471,8 +471,8 @@ class _MetadataJudge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups without a committed offset that have retry messages. Such a group has
-        consumed messages, which proves that it had an offset.
+        """Judge groups that have retry messages but no committed offset. Such a group has consumed
+        messages, which proves that it had an offset.
         """
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:

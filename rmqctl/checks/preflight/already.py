@@ -301,8 +301,8 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """Return the number of lost messages that the checkpoint proves, and the position in the
-        log after which they were stored; (0, 0) if the checkpoint proves none.
+        """Return the number of messages whose loss the checkpoint proves, and the position in the
+        log after which they were stored; (0, 0) if the checkpoint proves no loss.
 
         ``may_be_undecided``: whether the last message may be an undecided record.
         """

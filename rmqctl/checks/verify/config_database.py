@@ -94,8 +94,8 @@ def _groups(value: dict[str, Any]) -> set[str]:
 
 
 def _without_topic(store: Store) -> Iterator[Finding]:
-    """Yield a finding for queues of topics that are not configured. A broker deletes these queues
-    from its consume queue database, for the first time 10 minutes after startup.
+    """Yield a finding for queues of topics that are not configured. From 10 minutes after startup,
+    a broker deletes these queues from its consume queue database.
     """
     file, configured, topics = topics_cleaned(store)
     if topics:

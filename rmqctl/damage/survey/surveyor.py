@@ -207,8 +207,8 @@ class Surveyor:
         self._begin(source, end)
 
     def _take(self, number: int, stretch: Stretch) -> None:
-        """Add the cached results of a stretch. Regions at its end get the store time of the next
-        message later.
+        """Add the cached results of a stretch. Regions at the end of the stretch later get the
+        store time of the next message.
         """
         survey = stretch.survey
         if stretch.first is not None:

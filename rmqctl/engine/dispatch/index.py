@@ -1,8 +1,8 @@
 """Writer of the index files of a store (spec: index.md §2-§7).
 
-The slot table (20 MB by default), the header and new entries are kept in memory. They are written
-from time to time: first entries, then slots, then header. If the process is killed, only the
-entries added since the last `IndexFileWriter.sync_to_file` are missing from the file.
+The slot table (20 MB by default), the header and new entries are kept in memory. From time to time,
+they are written: the entries first, then the slots, then the header. If the process is killed, only
+the entries added since the last `IndexFileWriter.sync_to_file` are missing from the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Orders from the program that started ``serve --temp``.
 
 An order stops or starts the server, or causes faults for the program's tests. Orders arrive through
-the pipe on standard input; clients cannot send them. Each order is a line with a JSON object; an
-event ``order`` answers it.
+the pipe on standard input; clients cannot send them. Each order is a line with a JSON object; the
+server answers it with an event ``order``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reading of stores at a URL: their files are listed once and then read in ranges through fsspec.
 
-A few small reads cost a few small requests. Sequential reads get ever larger ranges, and the next
-range is requested ahead. Ranges are cached up to a limit. After each range the object is checked
-again: a changed or missing object is an error.
+A few small reads cost a few small requests. Sequential reads use ever larger ranges, and the next
+range is requested in advance. Ranges are cached up to a limit. After each range the object is
+checked again: a changed or missing object is an error.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ MAX_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, for each category of `ALONE`, whether a record breaks the rule.
+    """Return, for each category of `ALONE`, whether a record breaks the rule of that category.
 
     ``values``: numbers or columns of `FIELDS`. The results for numbers are booleans, those for
     columns are boolean arrays.

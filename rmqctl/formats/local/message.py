@@ -191,7 +191,7 @@ def is_magic(value: int) -> bool:
 
 
 def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the size in bytes that a record (or blank record) at ``position`` states.
+    """Return the size in bytes that is stored in the record (or blank record) at ``position``.
 
     The size may be negative. If the data is too short, return 0, which is not the size of any
     record.

@@ -109,7 +109,7 @@ class InferredTopic(NamedTuple):
 
 
 def topic(store: Store, name: str) -> InferredTopic | None:
-    """Return the entry of one topic, inferred as by `topics`; None if neither the log nor the
+    """Return the entry of one topic, inferred as in `topics`; None if neither the log nor the
     queues contain the topic.
 
     The result includes the number of queues found and the type of the messages. Reads the log once.

@@ -3,8 +3,8 @@
 A file that a broker would reject is rebuilt from its readable part and from its backup. (Brokers
 write these files in place. After a crash, a file may contain only the start of the new content.)
 
-If neither part contains an entry, the file is rebuilt from names and offsets in the store, and from
-the output of ``mqadmin exportMetadata``, if given. Notes name unknown values.
+If neither of them contains an entry, the file is rebuilt from names and offsets in the store, and
+from the output of ``mqadmin exportMetadata``, if given. Notes name unknown values.
 """
 
 from __future__ import annotations

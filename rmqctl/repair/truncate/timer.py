@@ -107,7 +107,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
 
 def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Array,
                  end: int) -> None:
-    """For each of the ``touched`` slots, follow its chain through one page of removed units; update
+    """Follow the chain of each of the ``touched`` slots through one page of removed units; update
     ``last`` and ``count``.
     """
     low = max(base, end)

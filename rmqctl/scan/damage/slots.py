@@ -194,8 +194,8 @@ def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """Return, for each frame, the total number of missing messages of all queues. The number of
-    each queue is the one at its first frame that is not before this frame.
+    """Return, for each frame, the total number of missing messages of all queues. The number for
+    each queue is taken from its first frame at or after this frame.
     """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
@@ -266,7 +266,8 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
     """Return, by queue, the first and the last queue offset of consecutive frames in ``[start,
     end)``; None for a queue whose offsets prove nothing.
 
-    ``most``: number of frames to examine, from the start. A negative number counts from the end.
+    ``most``: number of frames to examine from the start; if it is negative, frames are examined
+    from the end.
 
     Raises: StoreIOError.
     """

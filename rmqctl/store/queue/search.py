@@ -74,7 +74,8 @@ def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
     If a topic is deleted and created again, its queue offsets start from 0 again. Messages of the
     deleted topic stay in the log until they expire, and all of them are before the returned offset.
 
-    No checksum covers these fields, so the result counts only if entry and message match.
+    No checksum covers the fields from which the offset is computed, so the result counts only if
+    entry and message match.
     """
     try:
         unit = queue.unit(0)

@@ -147,7 +147,7 @@ class KeyCheck:
 
     def _times(self, entries: Array, store_time: Array, position: Array) -> None:
         """Compare the times in entries with the store times of their messages. An entry contains
-        the whole seconds since the begin time of its file, rounded down (index.md §6).
+        the number of seconds since the begin time of its file, rounded down (index.md §6).
         """
         if not len(entries):
             return

@@ -38,7 +38,9 @@ _MAX_QUEUE_ID = 1 << 12
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
 _SHORT = 256
-"""Minimum number of messages in a run: ending a shorter run costs more than checking by column."""
+"""Minimum number of messages in a run after which the kernel begins another run. After a shorter
+run, messages are checked by column, which costs less than ending the run.
+"""
 
 
 class SoundPass:

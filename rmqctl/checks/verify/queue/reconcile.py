@@ -198,7 +198,8 @@ class LeftOverRows:
             self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
-        """Return a boolean array: whether this run has read the place that each entry points to.
+        """Return a boolean array: for each entry, whether this run has read the position that the
+        entry points to.
 
         Return True if the run has read the whole log.
         """

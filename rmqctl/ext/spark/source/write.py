@@ -2,8 +2,8 @@
 
 Tasks check and sort their rows, and write them to files in a folder next to the target. The driver
 and all executors must see this folder. The commit writes the rows in order to a store in the
-folder, flushes the store, and publishes it by one rename. After a failure before the rename, the
-target does not exist.
+folder, flushes the store, and publishes it with a single rename. After a failure before the rename,
+the target does not exist.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
-    """Put swapped pages in damaged regions back. Raises: StoreIOError."""
+    """Put back swapped pages in damaged regions. Raises: StoreIOError."""
     mending = _mending(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
                     "was at another place")
     mending.moved = True

@@ -106,8 +106,8 @@ class _Entries:
             not self.hashes or key_hashes(record) == self.hashes) and not self.missing(record)
 
     def missing(self, record: Record) -> list[FoundRow]:
-        """Return the entries that the message needs, but that its own queue and its properties do
-        not name.
+        """Return the entries that the message needs, but that neither its own queue nor its
+        properties name.
         """
         own = os.fsdecode(record.topic), record.queue_id
         named = dispatched(record.properties)
@@ -150,8 +150,8 @@ def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
 
 
 def _wanted(record: Record, entries: _Entries) -> Mapping[str, str]:
-    """Return properties that a message must have: without them it would lose entries or harm a
-    broker.
+    """Return properties that a message must have. Without them, the message would lose entries or
+    harm a broker.
     """
     values = props.parse(record.properties.decode("utf-8", "replace"))
     wanted = {name: value for name, value in REQUIRED.get(os.fsdecode(record.topic), {}).items()
