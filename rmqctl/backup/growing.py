@@ -119,8 +119,8 @@ class Copies:
             os.unlink(self.path(relative))
 
     def replaces(self, relative: str) -> None:
-        """Move the copy of a file to the folder ``older``, where earlier points find it. The store
-        has replaced or removed the file. Raises: StoreIOError.
+        """Move the copy of a file that the store has replaced or removed to the folder ``older``,
+        where earlier points find the copy. Raises: StoreIOError.
         """
         path = self.path(relative)
         if self.older is not None and os.path.exists(path):

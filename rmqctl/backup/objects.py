@@ -89,8 +89,8 @@ class Note:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def files_of(self, oldest: Point) -> Iterator[tuple[str, str, Held]]:
-        """Yield (folder, path, file) of each file, without log files that only points before
-        ``oldest`` need.
+        """Yield (folder, path, file) of each file, except log files needed only by points before
+        ``oldest``.
         """
         for path, held in self.log.items():
             if not is_expired(path, held, oldest):

@@ -127,8 +127,8 @@ def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, uppe
                       log_min: int, store_time: StoreTime) -> int:
     """Return the queue offset that a 5.3.3 broker returns, clamped to [first, end].
 
-    This is the offset of the first entry stored at or after ``when``. With ``upper``, the last
-    entry stored at or before ``when`` counts.
+    This is the offset of the first entry stored at or after ``when`` or, with ``upper``, of the
+    last entry stored at or before ``when``.
     """
     return min(max(_boundary(queue, when, first, end, upper, log_min, store_time), first), end)
 

@@ -440,7 +440,7 @@ def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
     """Return the problems that no rmqctl command repairs.
 
     ``damaged``: pairs of a category and its number of findings. These are ignored if a repair is
-    possible or none was planned.
+    possible or no repair was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}

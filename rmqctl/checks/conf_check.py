@@ -135,7 +135,7 @@ class _ConfCheck:
     def _paths(self) -> Iterator[ConfFinding]:
         """Yield a finding for each configured folder that does not exist on this machine.
 
-        With a store, the root and the commit log are skipped, because `follow` checks them.
+        If a store is given, the root and the commit log are skipped, because `follow` checks them.
         """
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None

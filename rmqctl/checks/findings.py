@@ -369,7 +369,7 @@ CATEGORIES: dict[str, Category] = {
     "config-emptied": Category(
         ERROR, "a configuration file lost all the entries that its .bak or the store has"),
     "config-older": Category(
-        WARNING, "a configuration file lacks entries of its .bak, or is older than it"),
+        WARNING, "a configuration file is older than its .bak, or has fewer entries"),
     "config-offset": Category(
         WARNING, "a committed offset is beyond the end of its queue"),
     "config-read-queues": Category(

@@ -72,8 +72,8 @@ def counted(what: str, count: int | None) -> Phrase:
 
 
 def summed(losses: Iterable[Loss]) -> Phrase | None:
-    """Return the sums by kind of loss, such as ``12 committed offsets, 3 topics``; None without a
-    loss.
+    """Return the sums by kind of loss, such as ``12 committed offsets, 3 topics``; None if nothing
+    is lost.
     """
     sums: dict[str, int | None] = {}
     for loss in losses:

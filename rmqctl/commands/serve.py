@@ -64,11 +64,11 @@ class LimitOptions(OptionGroup):
         "--max-unsent", "Stop reading from a client that leaves more than SIZE of responses "
                         "unread  [default: 1MiB]")] = None
     unsent_in_all: Annotated[int | None, _limit(
-        "--max-unsent-total", "If all unread responses exceed SIZE, close the connection that has "
-                              "not read for the longest time  [default: 64MiB]")] = None
+        "--max-unsent-total", "Limit for all unread responses above it, drop the client that "
+                              "has not read for the longest time  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
-        "--max-unfinished", "If all incomplete requests exceed SIZE, close the connection with "
-                            "the oldest request  [default: 64MiB]")] = None
+        "--max-unfinished", "Limit for all incomplete requests above it, close the connection "
+                            "with the oldest one  [default: 64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
         help="Close connections that neither send nor read for this time (10s, or seconds)  "
@@ -154,8 +154,8 @@ def command(
         "--metrics", metavar="HOST:PORT", parser=parse_address,
         help="Serve metrics for Prometheus at this address; port 0: any free port.")] = None,
     uvloop: Annotated[bool, typer.Option(
-        "--uvloop", help="Use the uvloop event loop, with slightly less work per request; requires "
-                         "the extra `uvloop`.")] = False,
+        "--uvloop", help="Use the uvloop event loop, which saves some CPU time per request; "
+                         "requires the extra `uvloop`.")] = False,
     limits: LimitOptions,
     layout: LayoutOptions,
     out: Out,

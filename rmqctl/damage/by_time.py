@@ -21,8 +21,8 @@ from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 _FARTHEST = 64 << 10
-"""Maximum distance in bytes between two damaged ranges; the records between ranges further apart
-are not examined.
+"""Maximum distance in bytes between two damaged ranges; records between ranges that are further
+apart are not examined.
 """
 _MAX_LOOKS = 1000
 

@@ -109,8 +109,8 @@ def create_abort(root: str, pid: int | None) -> None:
     """Create and flush ``abort`` before anything else is written. After an error, a new ``abort``
     is removed.
 
-    ``pid`` None (4.x): an existing file stays as it is. A number (5.x): the old content (empty for
-    a new file) is first copied to ``abort.bak``.
+    If ``pid`` is None (4.x), an existing file stays as it is. If it is a number (5.x), the old
+    content (empty for a new file) is first copied to ``abort.bak``.
 
     Raises: RefusedError for a link; StoreIOError.
     """

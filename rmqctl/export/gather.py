@@ -118,7 +118,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
 
 
 class _BucketWriter:
-    """Writes the files of a bucket, one after the other, and each in pieces of bounded size."""
+    """Writes the files of a bucket one after the other, each in pieces of bounded size."""
 
     def __init__(self, spec: Export, attempt: Attempt) -> None:
         self._spec, self.attempt = spec, attempt

@@ -83,7 +83,7 @@ def bucket(names: Sequence[str], values: Values, count: int) -> int:
 
 
 def days(times: Array, zone: tzinfo) -> Array:
-    """Return for each time (epoch ms) its day in a time zone, counted from 1970-01-01. The day is
+    """Return the day of each time (epoch ms) in a time zone, counted from 1970-01-01. The day is
     `_NO_DAY` outside of the calendar.
     """
     if zone is UTC:

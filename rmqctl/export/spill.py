@@ -32,8 +32,8 @@ _PLACES = ("flush", "batch", "start", "length", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """Messages that range number ``at`` spilled, in the folder ``attempt``. ``weights``: bytes of
-    each bucket.
+    """The messages that the range with the number ``at`` spilled to the folder ``attempt``.
+    ``weights``: bytes of each bucket.
     """
 
     at: int
@@ -123,8 +123,8 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Divide chunks into pieces, each within one record batch. For each piece, return the index of
-    its chunk and its `_PLACES`.
+    """Divide chunks into pieces, each within one record batch. Return, for each piece, the
+    index of its chunk and its `_PLACES`.
 
     ``batches``: number of rows in each batch. Arrow divides a table into batches if a column is too
     large, so a chunk may span two batches.

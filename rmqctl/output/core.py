@@ -258,8 +258,8 @@ class Output:
     # -- progress -----------------------------------------------------------------------------
 
     def screen(self) -> Screen | None:
-        """Return the terminal as a screen; None without a terminal, with a format other than table,
-        or with -q or --no-progress.
+        """Return the terminal as a screen; None if stdout cannot show a screen, if the format is
+        not table, or if -q or --no-progress is given.
         """
         if self.format != "table" or self.quiet or self._no_progress or not has_screen(
                 self._environ) or self._stdout is None:

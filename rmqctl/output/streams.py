@@ -64,7 +64,7 @@ def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
 
 
 def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
-    """Return the number of columns for a layout: that of `known_width`, or else 100."""
+    """Return the number of columns for a layout: `known_width`, or 100 if it returns None."""
     return known_width(stream, environ) or _FALLBACK_WIDTH
 
 

@@ -203,6 +203,6 @@ def _right(old: CheckpointRecord, facts: CheckpointFacts, generation: int, *,
 
 
 def _shown(record: CheckpointRecord) -> dict[str, int]:
-    """Return by name the fields to show: the three times, and each offset that is not 0."""
+    """Return the fields to show, by name: the three times, and each offset that is not 0."""
     return {name: value for name, value in record._asdict().items()
             if value or name in record._fields[:layout.CLASSIC_FIELDS]}

@@ -197,7 +197,7 @@ def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
 
 
 def _in_subgroup(value: int, prime: int) -> int:
-    """Return the exponent with which the subgroup's generator gives ``value`` (baby-step
+    """Return the power to which the subgroup's generator must be raised to get ``value`` (baby-step
     giant-step).
     """
     steps, giant = _subgroup(prime)

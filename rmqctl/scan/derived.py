@@ -155,7 +155,7 @@ class IndexKeys:
         self._sharp: Array = np.zeros(0, np.int64)
 
     def keys(self, properties: text.PropertySegments, topic: Array) -> Keys:
-        """Return the keys; ``topic``: the number of each message's topic in the dictionary."""
+        """Return the keys. ``topic``: each message's topic, as its number in the dictionary."""
         of_kernel = properties.index_keys(topic, self.sharp())
         if of_kernel is not None:
             return Keys(*of_kernel)

@@ -78,7 +78,7 @@ class KeyNumbers:
         return self.some(np.arange(len(self._by_number)))
 
     def some(self, numbers: Array) -> list[Key]:
-        """Return the keys with the given numbers."""
+        """Return the keys that have the given numbers."""
         keys = [self._by_number[number] for number in numbers.tolist()]
         later = [place for place, key in enumerate(keys) if key is _LATER]
         texts = np.searchsorted(self._numbers_of_texts, numbers[later])
@@ -264,6 +264,6 @@ GROUPINGS: dict[str, Callable[[KeyNumbers, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""The groupings by name. Hours and days are counted in quarter hours, which fit every time zone.
-A size class is a power of two: the greatest one that a record's size reaches.
+"""The groupings by name. Hours and days are counted in quarter hours, which fit every time zone. A
+size class is the greatest power of two that is not greater than a record's size.
 """

@@ -309,7 +309,7 @@ def _all_blank(texts: text.Texts) -> Array:
 
 
 def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
-    """Split lists at commas. Return (number of the list of each part, the parts, the number of
+    """Split lists at commas. Return (for each part the index of its list, the parts, the number of
     parts of each list).
 
     Empty parts at the end are dropped, as by Java's split.

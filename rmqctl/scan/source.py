@@ -398,8 +398,8 @@ class FileSource(Closing):
         to back. ``mapped``: read from a mapping.
 
         Return True if every record is complete, matches its CRC, and ends at or before physical
-        offset ``end``. Return False without the kernel, with a limit, or after a failed read; the
-        caller then reads record by record.
+        offset ``end``. Return False if the kernel is missing, this source has a limit, or a read
+        fails; the caller then reads record by record.
         """
         stopping.check()
         kernel = active()

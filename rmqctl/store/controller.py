@@ -122,7 +122,8 @@ class Agreement:
     ``consistent_point``: the physical offset up to which the logs are the same according to the
     epochs. A slave truncates its log there. None if the replicas have no epoch in common.
     ``common``: the number of equal epochs at the start of the two lists.
-    ``conflict``: the number of the first epoch that starts at different offsets.
+    ``conflict``: the first epoch (its number) that starts at different offsets; None if no epoch
+    does.
     """
 
     consistent_point: int | None

@@ -170,10 +170,10 @@ def _is_name(name: str, digits: int) -> bool:
 
 
 def common_size(files: list[StoreFile]) -> int | None:
-    """Return the file size of a structure, determined from its files; None without files.
+    """Return the file size of a structure, determined from its files; None if it has no files.
 
-    The difference between adjacent names decides: it is right even if a file has the wrong length.
-    If the names do not determine the size, the most frequent length is used.
+    The size is the difference between adjacent file names, which is right even if a file has the
+    wrong length. If the names do not determine the size, the most frequent length is used.
     """
     if len(files) < 2:
         return files[0].size or None if files else None

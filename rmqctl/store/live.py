@@ -89,8 +89,7 @@ def _changing(files: list[StoreFile]) -> list[StoreFile]:
     """Return the index files to which a broker may be writing:
 
     * the last files by name;
-    * the last files by the offsets to which they point, which are other files if a clock was set
-      back;
+    * the files that point to the greatest offsets, which are other files if a clock was set back;
     * files without entries.
     """
     ends: list[tuple[int, StoreFile]] = []

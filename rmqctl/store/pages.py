@@ -71,7 +71,7 @@ class Page(ABC):
 
     @abstractmethod
     def select(self, rows: Array) -> Page:
-        """Return a page with only the messages at the given indices."""
+        """Return a page with only the messages at the given indexes."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:

@@ -396,7 +396,7 @@ def test_a_negative_queue_is_the_one_that_lacks_the_message(tmp_path: Path, valu
     assert done["messages_lost"] == []
     assert (read[30]["queue_id"], read[30]["queue_offset"]) == (0, 15)
     reasons = [one["reason"] for one in done["actions"] if one["action"] == "mend record"]
-    assert [("consume queue entry" if rows else "lacks queue offset 15") in one
+    assert [("consume queue entry" if rows else "no message with queue offset 15") in one
             for one in reasons] == [True]
     assert findings(store) == []
 

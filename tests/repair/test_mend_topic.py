@@ -75,8 +75,8 @@ def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, 
     action, = (one for one in done["actions"] if one["action"] == "mend record")
     assert action["proof"]["fields"] == ["topic"]
     topic = os.fsdecode(record.topic)
-    assert f"{topic}/{record.queue_id} lacks queue offset {record.queue_offset} here" in (
-        action["reason"])
+    assert (f"{topic}/{record.queue_id} has no message with queue offset {record.queue_offset} here"
+            in action["reason"])
     assert ("the index has the message's keys" in action["reason"]) == (lost == "queues")
     assert "left_damaged" not in done
     now = bytes_of(root)
@@ -226,7 +226,7 @@ def test_names_that_no_file_system_has(rmqctl: Run, tmp_path: Path) -> None:
     (built.root / "config" / "topics.json").write_text(
         '{"topicConfigTable": {"or\\ud800d": {}, "../../a": {}, "orders": {}}}')
     done = rmqctl("recover", built.root, *JSON).expect(0).json()
-    assert "orders/0 lacks queue offset 1" in next(
+    assert "orders/0 has no message with queue offset 1" in next(
         one["reason"] for one in done["actions"] if one["action"] == "mend record")
 
 
@@ -234,7 +234,7 @@ def test_another_topic_that_is_known_stays(tmp_path: Path) -> None:
     """Without rows and index two such messages may have changed places: it is said."""
     _, found = torn(tmp_path, 5, b"bills1")
     assert (found.actions, found.wrong_topics) == ((), 1)
-    assert any("out of order, and orders/0 lacks queue offset 2 here" in note
+    assert any("out of order, and orders/0 has no message with queue offset 2 here" in note
                for note in found.notes)
 
 

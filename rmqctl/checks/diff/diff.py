@@ -46,7 +46,7 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 class DiffOptions:
     """Options of a comparison.
 
-    * ``whole``: whether to compare also messages that expired in only one store, and configuration
+    * ``whole``: whether to also compare messages that expired in only one store, and configuration
       files
     * ``strict``: whether a comparison by queue includes physical offset and store host
     * ``most``: maximum number of differences that are kept; all are counted

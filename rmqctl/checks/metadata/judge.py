@@ -248,7 +248,7 @@ class _MetadataJudge:
                           file=name)
         if emptied:
             return Phrase("{file} has no entries; the next write replaces its good .bak", file=name)
-        return Phrase("{file} lacks entries of its .bak; the next write replaces the .bak",
+        return Phrase("{file}: entries of its .bak are missing; the next write replaces the .bak",
                       file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:

@@ -652,7 +652,7 @@ def _distinct(values: Array) -> Array:
 
 
 def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
-    """Yield the number and the largest queue offset of each queue; the two arrays are parallel."""
+    """Yield (queue number, largest queue offset) for each queue in the two parallel arrays."""
     if not len(queues):
         return
     order = np.argsort(queues, kind="stable")

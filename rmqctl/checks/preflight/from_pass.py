@@ -158,7 +158,7 @@ class _MessageColumns:
 
 
 class _LossCount:
-    """Simulation of those parts of a startup that the number of lost messages depends on."""
+    """Simulation of the parts of a startup on which the number of lost messages depends."""
 
     def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
                  queues: RecoveredQueues | None = None) -> None:

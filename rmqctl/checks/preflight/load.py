@@ -154,7 +154,7 @@ def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
         reason = stops_broker(data)
         if reason is not None:
             loading.refuse(copy.name, Phrase(
-                "{reason}: a NumberFormatException at startup, and .bak is not read",
+                "{reason}: causes a NumberFormatException at startup, and .bak is not read",
                 reason=reason))
             return
 

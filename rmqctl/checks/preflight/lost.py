@@ -470,8 +470,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Return the number of intact messages of file ``number`` that at least one of the files
-    ``numbers`` lacks. Only messages that start before ``end`` count.
+    """Return how many intact messages of the file ``number`` are missing from at least one of the
+    files ``numbers``. Only messages that start before ``end`` are counted.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

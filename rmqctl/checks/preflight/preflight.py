@@ -352,8 +352,8 @@ class _Start:
                 predicted.starts = False
                 predicted.refusals.append(
                     Phrase(
-                        "{file}: the last file of its queue has no entry: an "
-                        "IllegalArgumentException in correctMinOffset after recovery",
+                        "{file}: the last file of its queue has no entry, so correctMinOffset "
+                        "throws an IllegalArgumentException after recovery",
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:

@@ -227,7 +227,7 @@ class Prediction:
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
     """Committed offsets for which it is unknown whether messages before them are lost."""
     position_notes: list[str] = field(default_factory=list)
-    """Those ``notes`` that are about consumer offsets."""
+    """The ``notes`` that are about consumer offsets."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
     """The losses of each queue as ranges of queue offsets; None if queues were not judged."""
     consumers: Consumers | None = None

@@ -38,8 +38,8 @@ class StartRepairs(NamedTuple):
     * ``by``: releases that repair it without losing a message
     * ``not_by``: releases that do not
     * ``entries_lost``: number of index entries that the startup discards permanently
-    * ``unflushed``: why entries are not on disk, if they are or were only in a broker's memory and
-      the log has all of their messages; otherwise ""
+    * ``unflushed``: if entries are or were only in a broker's memory, and the log has all of their
+      messages, the reason why they are not on disk; otherwise ""
     """
 
     by: tuple[str, ...] = ()
@@ -146,8 +146,8 @@ class Context:
     def _flushed_to(self) -> int | None:
         """Return the physical offset up to which a broker has flushed all entries to RocksDB.
 
-        None if the offset is unknown, or if all entries must be on disk: queues in files, or after
-        a clean shutdown.
+        None if the offset is unknown, or if all entries must be on disk, because the queues are in
+        files or the shutdown was clean.
 
         A broker writes entries in log order, without a write-ahead log, and flushes the two column
         families together. So the checkpoint on disk shows which entries are on disk. Later entries

@@ -268,8 +268,8 @@ def verdict(run: Verification, most: int,
             is_known: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Run a verification to its end and keep the first ``most`` findings.
 
-    ``is_known``: returns whether a problem is in the baseline. The result is ok if all problems
-    are.
+    ``is_known``: returns whether a problem is in the baseline. The result is ok if all problems are
+    in the baseline.
     """
     damage: list[int] = []
 

@@ -81,7 +81,7 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
 
 @cache
 def _options(command: tuple[str, ...]) -> frozenset[str]:
-    """Return the options of the rmqctl command whose name the given words begin with."""
+    """Return the options of the rmqctl command whose name is at the start of the given words."""
     from rmqctl.commands import REGISTRY
     from rmqctl.commands.app.lazy import load
 

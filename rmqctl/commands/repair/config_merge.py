@@ -1,4 +1,4 @@
-"""``rmqctl config merge``: add topics, groups and similar entries that a store lacks."""
+"""``rmqctl config merge``: add topics, groups and similar entries that are missing from a store."""
 
 from __future__ import annotations
 

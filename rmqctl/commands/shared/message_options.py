@@ -200,8 +200,8 @@ def decoding_of(name: str | None) -> Decoding:
 
 
 def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
-    """Print the number of bodies that were not decoded, and the first one's offset and problem
-    unless ``redact`` is set.
+    """Print the number of bodies that were not decoded. Unless ``redact`` is set, also print the
+    offset and the problem of the first of these bodies.
     """
     if decoding.problems:
         first = "" if redact else f", the first at {decoding.first_problem}"

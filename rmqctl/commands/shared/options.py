@@ -213,7 +213,7 @@ class StoreOptions(LayoutOptions):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the log folders that ``--commitlog-dir`` names, else those of broker.conf."""
+        """Return the log folders named by ``--commitlog-dir`` or, without it, by broker.conf."""
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:

@@ -458,8 +458,8 @@ def lacking(out: Output, sources: Sequence[StatsSource],
 
 def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return what would be read: (the engine, the reason for choosing it, rows). Each row has a
-    store's numbers of files, ranges and bytes. The logs are read only to find the end of their
+    """Return what would be read: (the engine, the reason for choosing it, rows). Each row has the
+    number of files, ranges and bytes of one store. The logs are read only to find the end of their
     data.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split

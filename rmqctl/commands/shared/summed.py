@@ -124,7 +124,9 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
 
 
 def _alike(action: Action) -> Hashable:
-    """Return a key that similar actions share; actions on offsets share their group and topic."""
+    """Return a key that is the same for similar actions. Actions that set consumer offsets are
+    similar if group and topic are the same.
+    """
     proof = action.proof or {}
     return (action.action, _folder(action.target),
             (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))

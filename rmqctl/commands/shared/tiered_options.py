@@ -110,7 +110,7 @@ class TierOptions(OptionGroup):
                 owner for _, owner in tier.contents.indexes}
             if self.broker not in brokers:
                 tier.close()
-                raise UsageError(f"{tier.name} contains nothing of broker {self.broker}; its "
+                raise UsageError(f"{tier.name} contains no data of broker {self.broker}; its "
                                  f"brokers: {', '.join(sorted(brokers)) or 'none'}")
         return tier
 

@@ -33,7 +33,7 @@ class TimeQuery(OptionGroup):
     boundary: Literal["lower", "upper"] = "lower"
     like: str = NEWEST
     messages: Annotated[bool, typer.Option(
-        "--messages", help="Show the messages from the found offset on, not the offset.")] = False
+        "--messages", help="Show the messages from this offset on instead of the offset.")] = False
     count: Annotated[int, typer.Option(
         "--limit", "--count", metavar="N", min=1,
         help="Number of messages to show with --messages.")] = 1

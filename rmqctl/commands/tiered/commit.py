@@ -27,9 +27,9 @@ def command(
 ) -> int:
     """Complete an interrupted upload to a tier.
 
-    Cuts torn entries at the end of consume queues. Complete messages after the last entry get
-    entries if they continue the queue; a torn message after them is cut. Cut bytes are kept below
-    DIR/.rmqctl. Then all files are flushed to disk and the metadata is updated. Nothing is
+    Cuts torn entries at the end of consume queues. Adds entries for complete messages after the
+    last entry if they continue the queue, and cuts a torn message after them. Cut bytes are kept
+    below DIR/.rmqctl. Then all files are flushed to disk and the metadata is updated. Nothing is
     uploaded: `rmqctl tiered dispatch` does the same before it uploads. For other damage, use
     `rmqctl tiered recover`.
 

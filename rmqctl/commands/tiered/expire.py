@@ -37,7 +37,7 @@ def command(
     """Remove expired files of a tier by a broker's expiry rules.
 
     Shows the plan; --apply carries it out. Removes the oldest commit log segments in which every
-    message has expired, but never the last one; consume queue files follow, index files expire by
+    message has expired, but never the last one. Consume queue files follow; index files expire by
     their newest item. Files are moved aside: `rmqctl undo DIR` restores them until you remove the
     folder named at the end, which frees the space. The broker must be stopped.
 

@@ -161,8 +161,8 @@ class Survey:
     """Results of one scan of a log.
 
     ``last_end``: end of the last message.
-    ``used``: number of the file that contains the last message.
-    ``closed``: numbers of the files with an end-of-file record.
+    ``used``: index of the file that contains the last message.
+    ``closed``: indexes of the files with an end-of-file record.
     """
 
     regions: list[Region]

@@ -331,7 +331,7 @@ class Surveyor:
         """Process the events of a batch in log order: intact messages, damaged records and the
         events ``between``.
 
-        ``bad``: numbers of the damaged records in the batch. Each of them becomes a region.
+        ``bad``: indexes of the damaged records in the batch. Each of them becomes a region.
         """
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")

@@ -392,7 +392,7 @@ class IndexWriter:
 
         ``physical`` and ``store_timestamp`` have an element for each message, in log order.
         ``key_hash`` and ``key_row`` have an element for each key, in index order; ``key_row`` is
-        the number of the key's message.
+        the index of the key's message.
         """
         first_message, first_key = self._first_unindexed(physical, key_row, key_hash)
         if first_message >= len(physical):
@@ -410,7 +410,7 @@ class IndexWriter:
                 return
 
     def _first_unindexed(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
-        """Return (number of the first message, number of the first key) that is not indexed yet."""
+        """Return (the index of the first message, the index of the first key) not indexed yet."""
         if self._file is None:
             return 0, 0
         if self._as_broker and self._file.full and len(physical):

@@ -195,9 +195,9 @@ class QueueFiles:
     """The files of a queue, all of the same size. A file's name is the offset of its first byte in
     the queue.
 
-    ``base``: the offset of the last file, None without files. ``position``: the byte offset of the
-    next unit in the queue. File sizes are multiples of the unit size; no unit extends over two
-    files.
+    ``base``: the offset of the last file; None if the queue has no files. ``position``: the byte
+    offset of the next unit in the queue. File sizes are multiples of the unit size; no unit extends
+    over two files.
     """
 
     __slots__ = ("_behind", "_path", "_pool", "_stale", "base", "file_size", "folder", "position")
@@ -235,7 +235,7 @@ class QueueFiles:
 
     @property
     def full(self) -> bool:
-        """Return whether the last file is full; False without files."""
+        """Return whether the last file is full; False if there are no files."""
         return self.base is not None and self.position >= self.base + self.file_size
 
     def start(self, base: int) -> None:

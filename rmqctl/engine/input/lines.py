@@ -200,8 +200,8 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """Convert digits to a number. A long number is replaced by a number that is out of all ranges:
-    Python rejects numbers of thousands of digits, and is slow for hundreds of digits.
+    """Convert digits to a number. A long number is replaced by a number that is outside of every
+    valid range: Python rejects numbers of thousands of digits, and is slow for hundreds of digits.
     """
     if len(digits) <= _MAX_DIGITS:
         return int(digits)

@@ -327,8 +327,9 @@ def _shown(text: str) -> str:
 def _body(item: _Item, field: str = "") -> bytes:
     text, encoding = item.body or "", item.body_encoding
     if item.crc_ok is False and item.body:
-        raise InputError(f"field {field}crc_ok: the body is damaged; stored again it would get a "
-                         "matching CRC and look intact (to store it anyway, leave the field out)")
+        raise InputError(f"field {field}crc_ok: the body is damaged; if it were stored again, it "
+                         "would get a matching CRC and look intact (to store it anyway, leave the "
+                         "field out)")
     if encoding is None or encoding == "utf-8":
         try:
             return text.encode()

@@ -18,7 +18,7 @@ _TOGETHER = 64
 
 
 class ConvertedLetter(NamedTuple):
-    """A dead letter and its message object; without a message object, the ``status`` and the
+    """A dead letter with its message object or, if it has none, with the ``status`` and the
     ``reason``. ``msg_id``: id of the message that an earlier requeue created.
     """
 

@@ -444,7 +444,7 @@ class FileAllocator:
             self._thread.join()
 
     def close(self) -> list[LogFile]:
-        """End the thread and return the created files that nobody has taken."""
+        """End the thread and return the created files that `take` has not returned."""
         self.end()
         left = [outcome for outcome in self._created.values() if isinstance(outcome, LogFile)]
         self._created.clear()

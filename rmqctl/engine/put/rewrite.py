@@ -193,7 +193,7 @@ def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Setti
 
 
 def _names(properties: JavaMap) -> list[str]:
-    """Return the names of the queues, like Java's ``split`` without empty names at the end."""
+    """Return the names of the queues, without empty names at the end (as Java's ``split`` does)."""
     names = (properties.get(props.MULTI_DISPATCH) or "").split(",")
     while names and not names[-1]:
         names.pop()

@@ -39,7 +39,7 @@ class BrowsedPlace:
     """A node of the tree.
 
     * ``kind``: ``log`` (the complete log), ``file`` (at ``path``), ``topic``, ``queue`` (of
-      ``topic``), or a branch, for which the list is empty
+      ``topic``), or a branch, whose message list is empty
     * ``group``, ``at``: a consumer group and its consumer offset in the queue
     """
 

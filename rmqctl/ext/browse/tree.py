@@ -30,7 +30,7 @@ _MAX_CHILDREN = 500
 _WIDE, _MIN_NAME = 38, 10
 """Minimum width (columns) of a tree that shows time ranges, and of a node's name."""
 _MAX_KEPT = 20_000
-"""Maximum number of places whose statistics are kept in memory."""
+"""Maximum number of nodes whose statistics are kept in memory."""
 _MAX_WANTED = 200
 BRANCHES = (("log", "log"), ("topics", "topics"), ("retry topics", "retry"),
             ("dead letters", "dead"), ("consumer groups", "groups"), ("files", "folder"))

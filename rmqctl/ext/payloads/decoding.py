@@ -34,7 +34,7 @@ class Decoding:
         return Decoding, (self.spec,)
 
     def rows(self, page: Page) -> Iterator[Decoded]:
-        """Yield the decoded body of each message of a page, one at a time: values may be large."""
+        """Yield the decoded bodies of a page's messages one at a time, as they may be large."""
         columns = zip(page.column("topic"), page.column("properties"), page.column("sys_flag"),
                       page.column("physical_offset"), page.raw("body"), strict=True)
         for topic, properties, sys_flag, offset, body in columns:

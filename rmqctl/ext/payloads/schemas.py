@@ -115,8 +115,8 @@ def protobuf(argument: str) -> Reader:
             pool.AddSerializedFile(file.SerializeToString())
         kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except message.DecodeError:
-        raise UsageError(f"{path} is not a descriptor set as `protoc --descriptor_set_out "
-                         "--include_imports` writes it") from None
+        raise UsageError(f"{path} is not a descriptor set written by `protoc "
+                         "--descriptor_set_out --include_imports`") from None
     except KeyError:
         types = ", ".join(sorted(f"{file.package}.{entry.name}".lstrip(".") for file in files
                                  for entry in file.message_type)[:20])

@@ -125,7 +125,7 @@ def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
 
 
 def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
-    """Return the numbers of the first and the last step that the chart must show.
+    """Return the indexes of the first and the last step that the chart must show.
 
     The share `_CROWD` of the messages is between these steps.
     """

@@ -326,8 +326,8 @@ def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupR
 
 def _joined(rows: Iterable[GroupRow],
             key: Callable[[GroupRow], tuple[str, str]]) -> list[GroupRow]:
-    """Add up the rows for which ``key`` returns the same group and topic, and return one row for
-    each.
+    """Add up the rows for which ``key`` returns the same group and topic. Return one row for each
+    pair of group and topic.
     """
     sums: dict[tuple[str, str], GroupRow] = {}
     for row in rows:

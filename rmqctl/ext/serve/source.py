@@ -47,7 +47,7 @@ class ServedTopic:
 
 @dataclass
 class ServedStore:
-    """An open store, with a cache of what requests need.
+    """An open store, with a cache of the data that requests need.
 
     ``kind``: which view of the store to serve: ``disk``, ``broker`` or ``auto``, see
     `rmqctl.broker.view.view_of`. ``pages``: cache that all stores of a server share.

@@ -218,7 +218,7 @@ def _moment(millis: int) -> str:
 
 
 def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
-    """Return whether parsing the text of an option yields the value from which it was created."""
+    """Return whether parsing the text of an option yields the value ``wanted`` again."""
     try:
         read = ReadOptions.of({"table": table, "path": "/", name: text}).filters
     except UsageError:

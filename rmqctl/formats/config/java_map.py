@@ -25,7 +25,7 @@ _TREE_CAPACITY = 64
 _CACHED = 1024
 _CACHED_KEYS = 64
 _CACHED_TEXT = 128
-"""Maximum length of a cached key in characters: senders may choose any keys."""
+"""Maximum length of a cached key in characters. (Senders may choose keys of any length.)"""
 
 
 def _spread_of(key: str) -> int:
@@ -127,5 +127,5 @@ class JavaMap:
                 for number in sort(keys, self.capacity)}.items()
 
     def text(self, *, trailing: bool) -> str:
-        """Return the properties string of the map; ``trailing``: with the last 0x02."""
+        """Return the properties string of the map. ``trailing``: whether it ends with 0x02."""
         return properties.build(dict(self.items()), trailing=trailing)

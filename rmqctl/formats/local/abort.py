@@ -1,6 +1,7 @@
 """The ``abort`` file, which exists while a broker runs and after an unclean stop.
 
-Empty in 4.x, the process id as text in 5.x. Spec: checkpoint-and-small-files.md §2.
+It is empty in 4.x, and contains the process id as text in 5.x. Spec: checkpoint-and-small-files.md
+§2.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def delay_level_of(properties: PropertyMap) -> int:
 def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVELS) -> int | None:
     """Return the due time of a message of the schedule topic; None if its level means no delay.
 
-    A level above the highest level of the table counts as the highest. A level that the table lacks
-    counts as one second.
+    A level above the highest level of the table counts as the highest. A lower level that is not in
+    the table counts as one second.
     """
     number = min(java_int(level), max(levels, default=0))
     if number <= 0:

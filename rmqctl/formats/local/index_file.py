@@ -46,7 +46,9 @@ Entry = Struct(
 
 
 class HeaderRecord(NamedTuple):
-    """The file header. ``index_count``: the number of entries + 1; may be 0 without entries."""
+    """The file header. ``index_count``: the number of entries + 1; it may be 0 if there are no
+    entries.
+    """
 
     begin_timestamp: int
     end_timestamp: int

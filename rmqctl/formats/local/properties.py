@@ -78,7 +78,8 @@ def parse(raw: str) -> dict[str, str]:
 def build(properties: dict[str, str], *, trailing: bool = True) -> str:
     """Return the string of a map, in the map's order.
 
-    ``trailing``: with the last 0x02 (4.0-4.9.0, 5.2.0+) or without (4.9.1-4.9.8, 5.0.0-5.1.4).
+    ``trailing``: whether the string ends with 0x02 (true for 4.0-4.9.0 and 5.2.0+, false for
+    4.9.1-4.9.8 and 5.0.0-5.1.4).
     """
     text = PROPERTY_SEPARATOR.join(f"{k}{NAME_VALUE_SEPARATOR}{v}" for k, v in properties.items())
     return text + PROPERTY_SEPARATOR if trailing and text else text

@@ -121,7 +121,7 @@ BEGIN_MAGIC. In the open form, it is -1, or END_MAGIC once the file is sealed.
 """
 OLD_SPARE = 12
 """5.1.x: number of unused bytes before the seal in the open form. A broker computes the file size
-with a header of 40 bytes, that of another kind of file, instead of 28.
+with a header of 40 bytes instead of 28; 40 bytes is the header size of another kind of file.
 """
 
 MAX_SIZE = (1 << 31) - 1

@@ -27,8 +27,8 @@ _MAX_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
-    """Return whether a source of ``size`` bytes may be a single log file, or all files of a log in
-    a row. ``shift``: the shift of its records.
+    """Return whether a source of ``size`` bytes may be a single log file, or all files of a log,
+    one after the other. ``shift``: the shift of its records.
     """
     return shift >= 0 and size > 0 and shift % size == 0
 

@@ -101,11 +101,11 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return the greatest possible end of the record at ``at``, where a log of this shift
-        breaks off.
+        """Return the greatest possible end of the record at ``at``, which is the last record before
+        a log of this shift breaks off.
 
-        This end is the position that the log's next record would have here. Return None if no such
-        record is in another fragment, outside of positions ``[at, end)``.
+        This end is the position that the log's next record would have here. Return None if no other
+        fragment contains such a record outside of positions ``[at, end)``.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (

@@ -155,8 +155,8 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return two boolean arrays for the places: whether the place interrupts another log, and
-        whether any other place may be in a body.
+        """Return two boolean arrays: whether each place interrupts another log, and whether each of
+        the remaining places may be in a body.
         """
         if not self._is_judged:
             for chain in self.chains:

@@ -344,7 +344,7 @@ class _Writer:
 
 
 class _Reader:
-    """Reader of records from many sources, with few of them open at a time."""
+    """Reader of records from many sources, of which only a few are open at a time."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = inputs

@@ -102,7 +102,8 @@ class Checksums:
     """CRC-32 of ranges of a window's source, top bit cleared.
 
     CRCs of long ranges are combined from CRCs of the blocks of a grid. Each byte is therefore read
-    only once, even if ranges overlap. Ranges must start in about ascending order.
+    only once, even if ranges overlap. The starts of successive ranges must be roughly in ascending
+    order.
     """
 
     def __init__(self, window: Window) -> None:

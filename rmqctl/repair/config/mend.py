@@ -73,7 +73,7 @@ _BY_ITSELF = {
     "topicQueueMapping.json": "static topics lose their queue mapping; take it from a replica",
     "timermetrics": "the broker recounts timed messages",
     "transactionMetrics": "the broker recounts half messages",
-    "messageRequestMode.json": "groups return to the broker's default of pull or POP",
+    "messageRequestMode.json": "groups use the broker's default delivery mode (pull or POP) again",
     "lmqConsumerOffset.json": "groups of light queues start where consumeFromWhere specifies",
 }
 """Files that can only be restored from their backups, each with the consequence if this is

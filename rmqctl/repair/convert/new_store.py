@@ -307,7 +307,7 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copy a store without its lock and without the files that repairs have kept.
+    """Copy a store, except its lock and the files that repairs have kept.
 
     The kept files contain the old path.
 

@@ -209,7 +209,7 @@ def _place(hashes: Array) -> Array:
 
 
 def _left_in(path: str, runs: _BodyRuns, spans: Array) -> int:
-    """Return the number of bytes of a file that are in a run of ``runs``, outside ``spans``."""
+    """Return how many bytes of a file, outside ``spans``, belong to any of the ``runs``."""
     count, last = 0, -MIN_RUN
     with FileSource(path) as source:
         at = source.next_data(0)

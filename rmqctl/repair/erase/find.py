@@ -260,7 +260,7 @@ def _having(properties: text.PropertySegments, name: str, wanted: set[bytes]) ->
 
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
-    """Return the numbers of the records whose body may match.
+    """Return the indexes of the records whose body may match.
 
     The body may be, or may contain, a body or an id that is searched for.
     """

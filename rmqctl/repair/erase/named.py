@@ -52,8 +52,8 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
 
 
 def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | None:
-    """Return a function that tests whether a selection includes a message inside a batch, by its
-    keys and properties.
+    """Return a function that tests, by keys and properties, whether a selection includes a message
+    inside a batch.
     """
     if selected is None:
         return None

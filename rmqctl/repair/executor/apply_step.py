@@ -314,8 +314,8 @@ class StepApplier(StepStates):
     def check_undo(self, record: StepRecord, phase: Phase, *, applied: bool) -> int | None:
         """Raise ChangedError if the step cannot be undone because its kept copy was deleted.
 
-        Return the modification time (ns) to restore after the undo of a patch. None unless the
-        repair was ``applied`` and something wrote to the file after it.
+        Return the modification time (ns) to restore after the undo of a patch. Return None if the
+        repair was not ``applied``, or if nothing has written to the file since.
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):

@@ -341,7 +341,7 @@ class RootLocks:
 
     @property
     def broker_roots(self) -> list[str]:
-        """Return the further roots to lock, as real paths; missing folders are skipped.
+        """Return the other roots to lock, as real paths; missing folders are skipped.
 
         A noted root counts only if it has a ``lock`` file: a file in the store that names a folder
         is no reason to create a lock there.

@@ -134,7 +134,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
 
     * ``moved`` (texts ``OLD=NEW``): new paths of folders outside of a store that was moved or
       copied.
-    * ``named``: folders outside that may be written to.
+    * ``named``: folders outside of the store that may be written to.
 
     Raises: UsageError, RefusedError.
     """

@@ -1,4 +1,4 @@
-"""Copy from the store the data that a rebuild needs, but the log does not contain.
+"""Copy the data from the store that a rebuild needs, but that is not in the log.
 
 Entries of expired messages are kept. In batch queues and the index, rebuilt entries follow them. A
 plain queue is rebuilt from its first message in the log, with padding entries before it as in a

@@ -352,7 +352,7 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
     folder.
 
     ``folder``: path relative to both roots, for example ``consumequeue/TopicTest/0``. ``leave``
-    returns whether a file of the store is kept although the scratch folder lacks it. Unchanged
+    returns whether a file of the store is kept if the scratch folder does not contain it. Unchanged
     files keep their times. Raises: StoreIOError.
     """
     present, built = _tree(root, folder), _tree(scratch, folder)
@@ -381,10 +381,10 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
 
 
 def _in_the_way(root: str, folder: str) -> Iterator[str]:
-    """Yield the path above ``folder`` that is not a folder, if one exists.
+    """Yield the parent path of ``folder`` that exists but is not a folder, if there is one.
 
-    A link is kept, because it may point to a disk that is not mounted. Such a plan is refused
-    later.
+    A link is not yielded, because it may point to a disk that is not mounted. A plan that would
+    write through the link is refused later.
     """
     above, parts = "", folder.split(os.sep)
     for part in parts[:-1]:

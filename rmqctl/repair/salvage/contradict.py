@@ -46,7 +46,7 @@ class Contradictions:
 
     Corrections and rejections are added to ``records``. ``skipping``: light queues in which a
     broker assigned queue offsets without writing entries. Later entries of such a queue have lower
-    queue offsets than the properties of their messages name.
+    queue offsets than their messages' properties specify.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,

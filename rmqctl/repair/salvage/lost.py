@@ -52,7 +52,8 @@ class KnownLosses:
     * ``filled``: messages that get a filler.
     * ``without_row``: (physical offset, size, record) of damaged records without a consume queue
       entry.
-    * ``bulks``: messages of missing files that are handled by column, by the start of the file.
+    * ``bulks``: messages of missing files, which are handled by column. The keys are the physical
+      offsets at which the files start.
     * ``notes``: warnings for the user.
     """
 

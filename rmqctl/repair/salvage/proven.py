@@ -1,7 +1,7 @@
-"""Find the part of a damaged stretch of our log in which the source's log is proven to be the same.
+"""Find the part of a damaged stretch of our log that is proven to be equal in the source's log.
 
-A *stretch* is a part of our log without intact records. If two records are equal in both logs, the
-bytes between these records were equal, too.
+A *stretch* is a part of our log without intact records. If both logs contain the same two records,
+the bytes between these records were equal, too.
 
 The start or end of our log may be lost, or the source may begin or end in the stretch. In this
 case, only one side of the stretch has an equal record. Our consume queues, our index and the

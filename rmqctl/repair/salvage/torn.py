@@ -175,7 +175,7 @@ class _Candidates:
 
     @property
     def json_share(self) -> float:
-        """Return an upper bound for the share of candidates with which the content is JSON."""
+        """Return an upper bound for the share of candidates that make the content valid JSON."""
         values, size = self._values, self.place.size
         if not values:
             return 0.0

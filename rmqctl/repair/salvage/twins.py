@@ -129,7 +129,7 @@ def _points(record: Record, other: Record) -> bool:
 
 
 def _is_half_of(half: Record, end: Record) -> bool:
-    """Return whether ``end`` refers to ``half`` as the half message that it was built from."""
+    """Return whether ``end`` refers to ``half`` as the half message from which it was built."""
     named = end.prepared_transaction_offset
     if named <= 0 or not _is_half(half):
         return False

@@ -88,8 +88,8 @@ class Relocator(Closing):
         return unit.physical_offset
 
     def _by_index(self, record: Record) -> int | None:
-        """Return the only physical offset with index entries for all keys of the record, or None.
-        Raises: StoreIOError.
+        """Return the physical offset that has index entries for all keys of the record; None unless
+        exactly one offset has them. Raises: StoreIOError.
         """
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MAX_OPEN)]

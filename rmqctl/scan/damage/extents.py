@@ -468,8 +468,8 @@ def _least_size(source: Source, at: int, magic: int) -> int:
 
 
 def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
-    """Return the possible sizes of a record with only one wrong field. With each of these sizes,
-    the record is complete, and its body matches its CRC.
+    """Return the possible sizes of a record in which only one field is wrong. With each of these
+    sizes, the record is complete, and its body matches its CRC.
 
     ``total``: the size stored in the record; None if this size is impossible.
     """
@@ -524,8 +524,8 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], references: References) -> set[int]:
-    """Return the sizes after which a record or a blank begins. Without any, return the
-    sizes after which unused space begins.
+    """Return the sizes after which a record or a blank begins. If there are none, return the sizes
+    after which unused space begins.
     """
     return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}

@@ -145,7 +145,8 @@ def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -
 class Numbered:
     """Frames in log order.
 
-    ``queue``: number of each frame's queue in ``numbers``; -1 if its offset is not evidence.
+    ``queue``: each frame's queue, as its number in ``numbers``; -1 if the frame's queue offset is
+    not evidence.
     ``lost``: largest number of records that may be lost before each frame.
     ``batched``: topics with batches.
     """

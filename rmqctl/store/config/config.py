@@ -295,7 +295,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
             if stat.S_ISDIR(entry.stat().st_mode):
                 if f"{FOLDER}/{entry.name}" in databases:
                     continue
-                reason = "a folder (a RocksDB configuration, or not of a broker); not read"
+                reason = "a folder (a RocksDB configuration, or not from a broker); not read"
             elif entry.name.endswith(".tmp"):
                 reason = "left over from an interrupted write; not read"
         except OSError as error:
@@ -307,9 +307,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
 
 
 def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
-    """Return a JSON file from another folder in which a broker keeps files with backups. Never
-    raises.
-    """
+    """Return a JSON file and its backup from a folder other than ``config``. Never raises."""
     return ConfigFile(name, "other", _read_json(store, name, folder),
                       _read_json(store, name + BACKUP, folder))
 

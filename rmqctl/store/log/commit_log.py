@@ -28,8 +28,8 @@ _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Two records are read together if at most this many bytes are between them."""
 _FEW_APART = 4
-"""Records are read from a memory mapping if more than one in this number is not adjacent to the
-previous record.
+"""Records are read from a memory mapping if more than one record in this many is not adjacent to
+the previous record.
 """
 
 

@@ -231,7 +231,7 @@ class GrowingLog:
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:
-        """Return the furthest record boundary inside a file that is no longer written to."""
+        """Return the last record boundary inside a file that is no longer being written."""
         if limit is None or limit >= file.end:
             return file.end
         with file.open() as source:

@@ -74,7 +74,7 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
               advance: Callable[[int], None] = lambda _bytes: None,
               left: Callable[[int, int], Iterable[tuple[int, int]]] | None = None) -> Iterator[
                   Page]:
-    """Yield pages of the messages of the range for which all conditions hold, in physical order.
+    """Yield pages of the messages in the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file is reported once.
 

@@ -148,7 +148,7 @@ class _Bodies:
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
-        """Return the numbers of the bodies that are not text, or that are too long."""
+        """Return the indexes of the bodies that are not text, or that are too long."""
         texts = self._texts.take(rows)
         if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
             self._which[rows] = _ENCODINGS.index("base64")

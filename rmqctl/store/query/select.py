@@ -174,7 +174,7 @@ class Selector:
         elif unread or self._may_lack_queues(wanted.topic):
             # Without usable queues, filter the entire log, and note that this is slower.
             self._report(Problem("row" if "consumequeue" in layout.damaged else "note",
-                                 f"{unread or f'{wanted.topic} has no consumequeue here'}: "
+                                 f"{unread or f'{wanted.topic} has no consume queue here'}: "
                                  "searching the whole log for it"))
             own = [Condition("topic", "=", wanted.topic)]
             if wanted.queue_id is not None:
@@ -195,7 +195,7 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain messages of a topic without queues.
+        """Return whether the log may contain messages of a topic that has no queues.
 
         It may if the topic's folder has no queue files, or if no topic of the store has queues.
         """

@@ -35,8 +35,8 @@ class QueueUnits(Protocol):
 def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
     """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it.
 
-    Without such a unit, the greater of ``low`` and ``high`` is returned. ``gap``: the physical
-    offset to assume for a queue offset without a unit: -1 or `LAST`. Raises: StoreIOError.
+    If no unit does, return the greater of ``low`` and ``high``. ``gap``: the physical offset (-1 or
+    `LAST`) to assume for a queue offset that has no unit. Raises: StoreIOError.
     """
     def leads_to(queue_offset: int) -> int:
         unit = queue.unit(queue_offset)

@@ -35,8 +35,8 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 class TableRow:
     """The next queue offset of one queue, according to the log and according to its consume queue.
 
-    An offset is None if unknown. ``expired``: whether the start of the log has expired. The log may
-    then lack messages of some queues.
+    An offset is None if unknown. ``expired``: whether the start of the log has expired. In this
+    case, messages of some queues may be missing from the log.
     """
 
     topic: str

@@ -60,7 +60,7 @@ class RocksQueues(Closing):
         self.no_files: list[StoreFile] = []
         self.no_troubles: list[Trouble] = []
         self.unnoted: dict[QueueKey, str] = {}
-        """For each queue whose entries in the offset family cannot be read: the reason."""
+        """Queues whose entries in the offset family cannot be read, each with the reason."""
         self.why_no_checkpoint = ""
         """The reason why `checkpoint` cannot be read; "" if it can. A broker does not start with
         an unreadable `checkpoint`."""

@@ -158,7 +158,9 @@ class HeldRows:
 
 
 def _behind(key: bytes) -> bytes:
-    """Return a key after ``key``, but not after the next key that a broker may have written."""
+    """Return a key that is greater than ``key``, but not greater than the next key that a broker
+    may have written.
+    """
     if len(key) <= keys.MAX_KEY:
         return key + b"\0"
     # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.

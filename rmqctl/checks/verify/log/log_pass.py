@@ -291,7 +291,7 @@ class LogPass:
 class CheckedBatch(NamedTuple):
     """The messages of a batch.
 
-    * ``topic``: number of each message's topic
+    * ``topic``: each message's topic, as a topic number
     * ``ok``: whether each message passed the checks
     * ``sealed``: whether each message has an appended CRC
     """

@@ -28,7 +28,8 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Minimum number of bytes of a range for each queue of the store, and for each file of its log.
+"""Minimum size of a range: this many bytes for each queue of the store, and for each file of its
+log.
 
 The check of each range examines all queues and files.
 """

@@ -246,8 +246,8 @@ class _BatchQueueCheck:
 
 
 Expected = list[tuple[int, int, int, int]]
-"""Records in log order: the physical offset, size in bytes, first queue offset and number of
-messages of each.
+"""For each record, in log order: physical offset, size in bytes, first queue offset, and number of
+messages.
 """
 
 

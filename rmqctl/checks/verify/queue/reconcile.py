@@ -178,7 +178,7 @@ class LeftOverRows:
         tally.shifted.clear()
 
     def _claim(self, first: int, count: int, by: int) -> None:
-        """Turn messages whose entries are ``by`` positions too early into claims."""
+        """Create claims for the messages whose entries are ``by`` positions too early."""
         tally = self.tally
         single = min(count, MAX_SINGLE)
         tally.unlisted += count - single

@@ -35,10 +35,10 @@ from rmqctl.parse_values import now_ms
 
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
 _MAX_AT_ONCE, _MAX_BYTES = 1024, 4 * MAX_BODY
-"""Maximum number of messages in one request, and maximum bytes of their bodies together."""
+"""Maximum number of messages in one request, and maximum total size in bytes of their bodies."""
 _MAX_PROPERTIES = 64 << 10
-"""Maximum bytes of a message in a request, without its body. (A record can contain fewer bytes of
-properties.)
+"""Maximum size in bytes of a message in a request, without its body. (The maximum size of the
+properties in a record is smaller.)
 """
 _FROM_CHECK = 2
 _RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}

@@ -1,4 +1,4 @@
-"""Opening of a store for writing, as by a broker, and of an empty temporary store."""
+"""Open a store for writing as a broker does, or open an empty temporary store."""
 
 from __future__ import annotations
 

@@ -406,7 +406,9 @@ def _delay_level(own_properties: dict[str, str]) -> int:
 
 
 def _has_other_rows(values: dict[str, str]) -> bool:
-    """Return whether messages with these properties may be stored in another or several queues."""
+    """Return whether messages with these properties may be stored in another queue or in several
+    queues.
+    """
     return any(name in values for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
         properties.TIMER_OUT_MS not in values and any(name in values for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))

@@ -117,8 +117,8 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Return the offset of each queue in a client's response. Its keys are JSON objects, either as
-    such or as strings.
+    """Return the offset of each queue in a client's response. The keys of the response are JSON
+    objects, either as such or as strings.
     """
     offsets = {}
     for key, offset in _POSITION.findall(body[:_MAX_BODY].decode("utf-8", "replace")):

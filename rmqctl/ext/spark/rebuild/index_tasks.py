@@ -33,7 +33,7 @@ Segment = tuple[Array, Array, Array, Array]
 """A part of the log in four columns.
 
 * physical offset and store time of each message
-* number of the message and hash of each key, in index order
+* for each key, in index order: the index of its message, and its hash
 """
 
 

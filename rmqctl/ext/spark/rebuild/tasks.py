@@ -159,8 +159,8 @@ def _arrays(derived: Derived) -> Iterator[Array]:
 
 @dataclass(frozen=True, slots=True)
 class QueueGroup:
-    """The task to write the queues of a group. ``batches``: the batch queue files of these queues,
-    as returned by `expired_batches`.
+    """The task that writes the queues of a group. ``batches``: the batch queue files of these
+    queues, as returned by `expired_batches`.
     """
 
     number: int

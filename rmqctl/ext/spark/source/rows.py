@@ -65,8 +65,8 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
                          f"{', '.join(MESSAGE_COLUMNS)}")
     missing = [] if RECORD in names else [name for name in RECORDED if name not in names]
     if asked and missing:
-        raise UsageError(f"columns missing to store messages as recorded: {', '.join(missing)} (or "
-                         f"the single column {RECORD})")
+        raise UsageError("storing messages as recorded requires these columns, too: "
+                         f"{', '.join(missing)} (or the single column {RECORD})")
     recorded = not missing if asked is None else asked
     if not recorded and (lacking := [name for name in NEEDED if name not in names]):
         raise UsageError(f"missing column: {', '.join(lacking)}")

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpooledRows(WriterCommitMessage):
-    """Result of a task: the runs with its rows, and the topics with inner batches."""
+    """Result of a task: the runs to which it wrote its rows, and the topics with inner batches."""
 
     runs: tuple[SortedRun, ...]
     batch_topics: frozenset[str]

@@ -33,7 +33,7 @@ Side = Literal["local", "tier"]
 
 
 class Strategy(IntEnum):
-    """Values of ``tieredStorageLevel``. A broker that uses a level also makes the tests of all
+    """Values of ``tieredStorageLevel``. A broker that uses a level also applies the tests of all
     lower levels.
     """
 

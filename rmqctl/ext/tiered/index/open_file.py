@@ -1,13 +1,13 @@
 """Add items durably to an index file in the open form (tiered.md §5.2).
 
 Items belong to the file only after the next `commit`. A commit writes the items, then the header
-with their number, then the slots that point to them. Each step is flushed before the next. If the
-process is killed in between, only links to the last items can be missing. Opening the file repairs
-these links.
+with the number of items, then the slots that point to the new items. Each step is flushed before
+the next. If the process is killed in between, only links to the last items can be missing. Opening
+the file repairs these links.
 
 Every item points to the previous item of its slot. `link` sorts a block stably by slot: in the
-sorted block, each item directly follows its previous item. The first item of each slot in the block
-points to the slot's former newest item.
+sorted block, each item directly follows the previous item of its slot. The first item of each slot
+in the block points to the slot's former newest item.
 """
 
 from __future__ import annotations

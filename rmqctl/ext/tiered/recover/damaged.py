@@ -52,7 +52,7 @@ class LostRange:
 
     ``start`` and ``stop``: the bytes ``[start, stop)`` of the log contain these records.
     ``rows``: the survey's rows in these bytes, which have wrong queue offsets.
-    ``before``: number of the first row after the bytes.
+    ``before``: index of the first row after the bytes.
     """
 
     first: int
@@ -378,8 +378,8 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
     """Return the (position, size) of ``count`` records, determined from their index items.
 
-    Return an empty list if there are several gaps between the items and any of them contains more
-    than one record.
+    Return an empty list if there are several gaps between the items, and not every gap is more
+    than record.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None

@@ -204,8 +204,8 @@ class QueueRecovery:
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
     def _rename(self, segments: Sequence[Segment]) -> None:
-        """Plan to copy misnamed commit log files to their correct names. Misnamed consume queue
-        files are moved aside, since they are rebuilt.
+        """Plan steps that copy misnamed commit log files to their correct names, and move misnamed
+        consume queue files aside, since these are rebuilt.
         """
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]

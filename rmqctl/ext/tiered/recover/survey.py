@@ -345,9 +345,8 @@ def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int]
 
 
 def correct_offsets(survey: CommitLogSurvey, files: dict[str, str]) -> None:
-    """Correct, in the new files, the physical offsets of the messages after the repeated part.
-    Remove these messages from ``survey.shifted``.
-    Raises: StoreIOError.
+    """Correct the physical offsets of the messages after the repeated part in the new files. Remove
+    these messages from ``survey.shifted``. Raises: StoreIOError.
     """
     left = []
     for shifted in survey.shifted:

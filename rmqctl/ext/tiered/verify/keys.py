@@ -137,9 +137,8 @@ class KeySpool:
     def add(self, rows: Array) -> None:
         """Add rows. The caller must not change them afterwards.
 
-        Several threads may call this method at the same time: rows with the same mark are of one
-        queue, and only one thread handles a queue.
-        Raises: StoreIOError.
+        Several threads may call this method at the same time: rows with the same mark belong to the
+        same queue, and only one thread handles each queue. Raises: StoreIOError.
         """
         if not len(rows):
             return

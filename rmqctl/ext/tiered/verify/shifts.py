@@ -86,8 +86,8 @@ class Shifts:
     def explains(self, unit: Unit) -> bool:
         """Return whether the message of a unit is at a proven distance from the unit's target.
 
-        The message may belong to a repeated block. Or it is a later message that the scan could not
-        distinguish from the body of a damaged record.
+        The message may belong to a repeated block, or it may be a later message that the scan could
+        not distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)

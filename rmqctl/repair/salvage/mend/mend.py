@@ -352,7 +352,7 @@ class _Round:
         return self._by_crc(region, start, stored, rows) or self._by_twin(start, stored, rows)
 
     def _by_flags(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Restore a record of which only the system flags are damaged. Return its size; else 0."""
+        """Restore a record if only its system flags are damaged. Return its size, or else 0."""
         if not raw or not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
             return 0
         corrected_flags = self._flags.of(raw, start, rows, (region.before, region.after))
@@ -499,7 +499,7 @@ class _Round:
         Either entries confirm it, or only its header was damaged and no evidence contradicts it.
 
         * ``foreign``: whether the physical offset field names another position. Without entries,
-          the index must then confirm the record, or the log must lack exactly this message between
+          the index must then confirm the record, or exactly this message must be missing between
           two others of its queue.
         * ``moved``: whether the offset in the field is in this log. The message may have been
           stored there, so without entries only the index can confirm it here.

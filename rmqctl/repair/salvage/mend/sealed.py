@@ -33,7 +33,7 @@ _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
 """Maximum number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""Maximum numbers of values to try for: flags, queue id, reconsume count, and missing queue offset.
+"""Maximum number of values to try for flags, queue id, reconsume count and a missing queue offset.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
 """Limits in milliseconds.

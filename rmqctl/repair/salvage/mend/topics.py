@@ -252,7 +252,8 @@ class TopicEvidence:
         return topics
 
     def _rooms(self, suspect: Suspect, least: int) -> list[bytes]:
-        """Return the topics from whose queue the suspect's message is missing; empty if the budget
+        """Return the topics in whose queue the suspect's message is missing; an empty result once
+        the budget
         is used up.
         """
         own, topics = os.fsencode(suspect.key[0]), []
@@ -282,7 +283,7 @@ class TopicEvidence:
         return _OPEN if hole.high == ENDLESS or suspect.queue_offset == hole.end - 1 else 0
 
     def _where(self, topic: bytes, suspect: Suspect) -> str:
-        return (f" {os.fsdecode(topic)}/{suspect.key[1]} lacks queue offset "
+        return (f" {os.fsdecode(topic)}/{suspect.key[1]} has no message with queue offset "
                 f"{suspect.queue_offset} here")
 
     def _may_be_elsewhere(self, topic: bytes, suspect: Suspect) -> bool:
