@@ -72,7 +72,7 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.FAILED: "failed for another reason, which is printed",
     ExitCode.INTERNAL: "internal error of rmqctl: please report it",
     ExitCode.INTERRUPTED: "interrupted (SIGINT, Ctrl-C) at a safe point",
-    ExitCode.PIPE_CLOSED: "the reader of stdout exited, as `head` does; nothing is printed",
+    ExitCode.PIPE_CLOSED: "the reader of stdout, such as `head`, exited; no message is printed",
     ExitCode.TERMINATED: "terminated (SIGTERM) at a safe point",
 }
 

@@ -181,7 +181,7 @@ class _HeadWalk:
 
     def _taken(self, batch: Batch) -> Generator[_EntryColumns, None, bool]:
         """Yield the entries of a batch up to the first entry that does not follow the previous one;
-        return whether all entries do.
+        return whether all entries follow each other.
         """
         if not len(batch):
             return True

@@ -257,7 +257,9 @@ class Diagnosis:
 
     @property
     def untold(self) -> str | None:
-        """Return the reason why messages cannot be checked if the log cannot be read; else None."""
+        """Return the reason why the log cannot be read, so that messages cannot be checked; else
+        None.
+        """
         return self.not_judged.get("commitlog")
 
     @property

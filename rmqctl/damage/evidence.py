@@ -367,7 +367,7 @@ def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
 
     ``row``: position of an entry that points to the run's first message. If the run has only one
     message, its queue offset may be damaged instead. The entry of the next run (``after``) then
-    decides. Without a next run, the result is True in two cases: earlier entries are too early
+    decides. For the last run, the result is True in two cases: earlier entries are too early
     (``before``), or the log before the message has enough space for all messages that its queue
     offset implies.
     """

@@ -54,7 +54,7 @@ def checked_target(out: str) -> str:
 
 
 class ExportStaging:
-    """A staging folder. A context manager that removes the entire folder unless `publish` was
+    """A staging folder, as a context manager: the entire folder is removed unless `publish` was
     called.
     """
 

@@ -93,8 +93,8 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
 def refitted(before: TableFit, names: Sequence[str], headers: Sequence[str],
              cells: Sequence[Sequence[str]], numeric: Sequence[bool],
              width: int) -> TableFit | None:
-    """Return the layout of a later page of a table, with the columns of the first page; None if
-    they do not fit.
+    """Return the layout of a later page of a table, with the columns of the first page; None if the
+    columns do not fit.
     """
     measured = _Measured(names, headers, cells, numeric)
     after = TableFit(before.columns, before.widths, before.below, before.dropped)

@@ -39,7 +39,7 @@ def has_screen(environ: Mapping[str, str]) -> bool:
 
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
     """Return whether to use colours on ``stream``. NO_COLOR (https://no-color.org) prevents
-    colours, FORCE_COLOR enables them. Without these variables, only a terminal gets colours.
+    colours, and FORCE_COLOR enables them. If neither is set, only a terminal gets colours.
     """
     if environ.get("NO_COLOR"):
         return False

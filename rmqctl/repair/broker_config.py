@@ -24,7 +24,7 @@ class Configured:
     """The configuration for a repair.
 
     ``batch_topics``: the topics with batch queues.
-    ``notes``: on assumed values.
+    ``notes``: notes about assumed values.
     ``topics_known``: whether config/topics.json, which names these topics, can be read.
     ``assumes_batch``: whether the size of batch consume queue files is a guess.
     ``index_unknown``: why the numbers of slots and entries of the index files are unknown; "" if

@@ -316,8 +316,9 @@ class _Planner:
         """Return whether the abort file is kept although the store is complete.
 
         A broker with consume queues in RocksDB rebuilds them only after an unclean shutdown.
-        Without the abort file, its queues would lack some entries. With a DLedger log, the abort
-        file is never kept: a broker with consume queues in files would then truncate entries.
+        Without the abort file, some entries would be missing from its queues. With a DLedger log,
+        the abort file is never kept: a broker with consume queues in files would then truncate
+        entries.
         """
         is_open = self._is_form_open or (is_unproven(
             self._store, self._options.given.get("version"), created=True) and created_queues(

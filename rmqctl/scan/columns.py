@@ -49,8 +49,8 @@ def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
     """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in the order of
     ``names``.
 
-    The batch must be in physical order, as from a walk or from ``select`` with ascending rows.
-    Without names, the result has only the number of rows, which Arrow's IPC format keeps.
+    The batch must be in physical order, as from a walk or from ``select`` with ascending rows. If
+    no names are given, the result has only the number of rows, which Arrow's IPC format keeps.
 
     Raises: KeyError for an unknown name.
     """

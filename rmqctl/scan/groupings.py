@@ -87,7 +87,7 @@ class KeyNumbers:
         return keys
 
     def numbers(self, keys: Sequence[Key]) -> Array:
-        """Return the number of each key (int64)."""
+        """Return the number assigned to each key (int64)."""
         parts: list[Any] = [np.zeros(0, np.int64)]
         for is_text, run in groupby(keys, lambda key: isinstance(key, bytes)):
             some = [*run]
@@ -121,7 +121,7 @@ class KeyNumbers:
         return np.array([self.number(key(value)) for value in distinct.tolist()], np.int64)[place]
 
     def of_texts(self, texts: Texts) -> Array:
-        """Return the number of each text; the text itself is the key."""
+        """Return the number assigned to each text; the text itself is the key."""
         numbers: Array
         if self._fixed is not None:
             places = self._fixed.encode(texts, len(self._numbers_of_fixed) - 1)

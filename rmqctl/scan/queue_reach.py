@@ -76,11 +76,11 @@ class LightQueues:
 
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:
-        """Return the queue ids (int64) of further entries.
+        """Return the queue ids (int64) of the entries in further queues.
 
-        ``name``: indexes into ``names``. ``queue_id``: the messages' own ids. With ``leads``, an
-        existing entry at queue offset ``offset`` that points to ``physical`` decides. Without
-        ``leads``, the files of the queue decide.
+        ``name``: indexes into ``names``. ``queue_id``: the messages' own ids. If ``leads`` is
+        given, the queue id is determined by an existing entry at queue offset ``offset`` that
+        points to ``physical``; otherwise, by the files of the queue.
         """
         light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
         out: Array = np.where(light, 0, queue_id)

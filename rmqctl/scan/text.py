@@ -287,7 +287,7 @@ class TextTable:
         return self._bytes, self._places, self._cells
 
     def places(self, texts: Texts, missing: int) -> Array:
-        """Return the number of each text (int64), ``missing`` for unknown ones."""
+        """Return the number assigned to each text (int64); ``missing`` for unknown texts."""
         kernel = active()
         assert kernel is not None
         numbers: Array = np.empty(len(texts), np.int64)

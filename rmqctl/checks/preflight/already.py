@@ -216,7 +216,7 @@ class AlreadyLost:
               counts_only: bool = False) -> None:
         """Determine the lost messages, and add them to the prediction.
 
-        ``without_row``: by queue number, queue offsets of messages in the log without an entry.
+        ``without_row``: queue offsets of messages in the log that have no entry, by queue number.
         ``running``: whether a broker is running on the store.
         ``looked_from``: physical offset before which nothing was examined.
         ``cut_off``: whether a repair truncated the log at its end.

@@ -25,7 +25,7 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show disk usage by structure, by topic and of files kept for undo.
+    """Show the disk usage of structures, topics and files kept for undo.
 
     size is the length of the files, allocated the disk space that they use (less for sparse files).
     log_bytes of a topic is computed from its consume queue entries, which is faster than reading

@@ -193,7 +193,7 @@ class Survey:
     """
     glued: list[int] = field(default_factory=list)
     """Physical offsets of the first messages whose appended CRC matches, but is not separated from
-    the property before it. No broker finds such a CRC. Brokers write batches like this.
+    the property before it. No broker finds such a CRC, but brokers write batches in this form.
     """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """The first messages whose store time is out of order although the store times of their two
@@ -210,8 +210,8 @@ class Survey:
     flags: set[int] = field(default_factory=set)
     """All values of the system flags of intact messages, without values that no release writes."""
     unknown_bits: Counter[int] = field(default_factory=Counter)
-    """Number of intact messages by the bits of their system flags that no known release writes (the
-    first patterns).
+    """Number of intact messages for each combination of system flag bits that no known release
+    writes (only the first combinations).
     """
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics that have inner batches according to their messages."""

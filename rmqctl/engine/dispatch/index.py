@@ -356,7 +356,7 @@ class IndexWriter:
     """Appends to the last index file, and creates a new one when it is full.
 
     When a broker dispatches the last indexed message again, it indexes the message twice. This
-    writer skips keys that are already in the index, unless ``as_broker``.
+    writer skips keys that are already in the index, unless ``as_broker`` is true.
     """
 
     def __init__(self, root: str, shape: IndexShape, pool: FilePool, wall_clock: Callable[[], int],

@@ -26,7 +26,8 @@ _WARM_STEP = 1024
 
 
 class LogFile(ABC):
-    """A commitlog file with its full length. One thread appends to it, another one flushes it.
+    """A commitlog file with its full length. One thread appends to it, and another thread flushes
+    it.
 
     * ``base``: its physical offset
     * ``size``: its length in bytes

@@ -128,8 +128,8 @@ class LogReader:
         return _joined(records)
 
     def _whole(self, place: Array, size: Array) -> memoryview | None:
-        """Read the records in one go. Return None unless all are in the same file and can be
-        served.
+        """Read the records in one go. Return None if they are in several files, or if one of them
+        cannot be served.
         """
         data: Array = np.empty(int(size.sum()), np.uint8)
         mapped = not self._unmapped and self._bring_near(place)

@@ -1,8 +1,8 @@
 """Determine which columns a query reads and which conditions its rows must meet.
 
 Spark does not prune columns of a Python data source. Filters that Spark passes to the source also
-apply to another scan of the same relation. So this module reads columns and conditions from the
-query's optimised plan. It returns them as a schema and load options.
+apply to other scans of the same relation. Therefore this module reads columns and conditions from
+the query's optimised plan. It returns them as a schema and load options.
 """
 
 from __future__ import annotations

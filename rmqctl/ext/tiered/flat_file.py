@@ -303,8 +303,8 @@ class FlatQueue:
         return data[:unit.size]
 
     def record(self, queue_offset: int) -> message.Record:
-        """Return the message of a queue offset, after a check of its size and queue offset. Topic
-        and queue id are not checked (see `rmqctl.ext.tiered.verify.verify`).
+        """Return the message at a queue offset, after checking its size and queue offset. Topic and
+        queue id are not checked (see `rmqctl.ext.tiered.verify.verify`).
 
         Raises: FormatError (with the offset) if the message is missing or does not match its unit.
         """

@@ -30,7 +30,7 @@ YEAR_3000 = 32_503_680_000_000
 
 
 class CheckpointRecord(NamedTuple):
-    """Store times (ms) up to which each structure was flushed; since 5.x also offsets."""
+    """Store times (ms) up to which each structure was flushed; since 5.x, also physical offsets."""
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int

@@ -122,7 +122,8 @@ class Doubts:
 
     def _first(self, start: int) -> tuple[int, int, bool] | None:
         """Return (size, shift, whether the CRC matches) of the first record of a file that starts
-        at ``start``, or None. In a DLedger log, the record follows its entry header.
+        at ``start``; None if no record is found there. In a DLedger log, the record follows its
+        entry header.
         """
         head = self._window.read(start, dledger.HEAD_SIZE)
         framed = dledger.detect(head) == dledger.FRAMED

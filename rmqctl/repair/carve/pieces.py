@@ -74,7 +74,7 @@ class _Break:
 
 
 class Pieces:
-    """The chains of records in a source, in scan order, and the contradictions to them."""
+    """The chains of records in a source, in scan order, and the places that contradict them."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int]) -> None:
         self._window, self._file_end = window, file_end

@@ -1,7 +1,8 @@
 """Delete the files that old repairs keep. Nothing else deletes kept bytes.
 
-The oldest repairs are pruned, up to the first one younger than the limit. So every repair that must
-be undone before a remaining repair also remains. Undoing a repair needs only its own kept files.
+The oldest repairs are pruned, up to the first one younger than the limit. So if a repair remains,
+all repairs that must be undone before it also remain. Undoing a repair needs only its own kept
+files.
 
 A repair is given up by renaming its journal. Its staged and kept files then count as files of a
 repair that was never committed. They are deleted at once or, after a kill, by the next process.

@@ -186,7 +186,7 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
             notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
-    """Return the plan that changes the offsets ``changed``, a part of ``queues``.
+    """Return the plan that changes the offsets ``changed``, a subset of ``queues``.
 
     ``why``: returns the reason for a change.
     ``clock``: returns the time in epoch ms.

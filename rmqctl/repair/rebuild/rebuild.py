@@ -329,7 +329,7 @@ class _Job:
 
     def _begun(self, key: QueueKey, place: int) -> int:
         """Return the physical offset at which a queue of the store starts if its first entry points
-        beyond ``place``; else 0.
+        beyond ``place``; otherwise 0.
         """
         queue = None if self._store is None else self._store.known_queues.get(key)
         if self._store is None or queue is None:

@@ -61,9 +61,8 @@ class KeptRecord(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: HoleEntries, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
-    """Return (the damaged records that can be delivered, the physical offsets of other records).
-
-    The other records have an intact body, but no space for the mark. Raises: StoreIOError.
+    """Return (the damaged records that can be delivered, the physical offsets of the records that
+    have an intact body, but no space for the mark). Raises: StoreIOError.
 
     A record is delivered only if its offset and size are known and its physicalOffset is right. A
     consume queue entry or a gap in its queue must confirm it. ``bodies``: whether records with a

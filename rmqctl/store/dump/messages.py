@@ -193,7 +193,7 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
 
 
 def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
-    """Yield the messages in ``[position, end)`` of one entry: a batch contains several."""
+    """Yield the messages in ``[position, end)`` of one entry. A batch contains several."""
     while position < end:
         size = extent(target.source, position)
         try:

@@ -98,7 +98,7 @@ class Follower:
     # -- has the log changed under us -----------------------------------------------------------
 
     def _check_shown(self) -> None:
-        """If the last shown message no longer exists, go back to the last one that does."""
+        """If the last shown message no longer exists, go back to the last one that still exists."""
         if not self._files or not self._shown or self._is_there(self._shown[-1]):
             return
         lost = self._shown[-1]

@@ -96,7 +96,8 @@ def check(store: Store) -> Iterator[Finding]:
     """Check all extension files: another unit or an end mark must follow every unit.
 
     After the last unit that the consume queue points to, the last file may contain truncated units
-    that later units overwrote only in part. No broker reads these units, so they are not checked.
+    that later units have only partly overwritten. No broker reads these units, so they are not
+    checked.
     """
     top = store.path(FOLDER)
     for topic in listing(top).folders:

@@ -157,8 +157,8 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
-    """Lock queues for a group member, for orderly consumption. Return the queues that this member
-    has locked now.
+    """Lock queues for a group member, for orderly consumption. Return the queues that are now
+    locked by this member.
     """
     value = body_of(call)
     locked = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),

@@ -39,8 +39,8 @@ _MAX_INVISIBLE_MS = 12 * 3_600_000
 _IN_ORDER = 999
 """The revive queue id in the receipts of messages that are consumed in order."""
 _LATEST = 1
-"""The ``initMode`` of a request that lets a group without a consumer offset start with new
-messages.
+"""The ``initMode`` of a request that lets a group start with new messages if it has no consumer
+offset.
 """
 _MIN_WAIT_S = 0.01
 _RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")

@@ -89,8 +89,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
     """Return the configurations of all groups.
 
-    A group without configuration that has consumer offsets or connected members has default
-    settings, with which a broker would create it.
+    A group that has consumer offsets or connected members, but no configuration, gets the default
+    settings with which a broker would create it.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}

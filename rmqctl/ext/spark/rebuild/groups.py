@@ -97,7 +97,7 @@ class Splitter:
                                        further_rows)
 
     def _further(self, derived: Derived) -> tuple[FurtherRows, Array] | None:
-        """Return the entries in further queues that a dispatcher would write, and the group of each
+        """Return the entries that a dispatcher would write in further queues, and the group of each
         entry.
         """
         rows = derived.further

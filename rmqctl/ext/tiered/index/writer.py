@@ -91,7 +91,7 @@ class TierIndexWriter(Closing):
 
     def put_keys(self, keys: BatchKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Add the keys of many messages, which may be of different queues. Return the number of
+        """Add the keys of many messages, which may belong to different queues. Return the number of
         added items.
 
         All arrays except ``keys`` contain one value per message.

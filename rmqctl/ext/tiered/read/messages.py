@@ -69,8 +69,8 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
     """Yield the messages of the queue offsets ``[start, end)`` and the faults between them. Damage
     is yielded as a fault, not raised.
 
-    Default ``start``: the first message that is not expired. Memory is bounded by `UNITS` and
-    ``span``.
+    The default of ``start`` is the first message that is not expired. Memory is bounded by `UNITS`
+    and ``span``.
     """
     # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)

@@ -69,9 +69,9 @@ class RecoveredIndex(Changes):
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """Examine the index files. With ``changes``, plan to move aside damaged and empty files. An
-    empty file is kept if, according to the metadata, a broker left this file.
-    Raises: StoreIOError.
+    """Examine the index files. With ``changes``, plan steps that move damaged and empty files
+    aside. An empty file is kept if, according to the metadata, a broker left this file. Raises:
+    StoreIOError.
     """
     # Local files, not uploaded.
     out = RecoveredIndex()
