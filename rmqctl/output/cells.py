@@ -94,8 +94,7 @@ def pages(
 
 
 def peek(stream: Iterator[list[Row]]) -> tuple[list[Row], Iterator[list[Row]]]:
-    """Return the first page of a stream (empty if it has no rows), and an iterator over all pages.
-    """
+    """Return the first page of a stream (empty for no rows), and an iterator over all pages."""
     first = next(stream, [])
     return first, chain([first], stream) if first else stream
 

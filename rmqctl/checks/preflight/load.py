@@ -91,7 +91,7 @@ def load(store: Store, version: BrokerVersion) -> Load:
 
 def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     """Check consumequeue_ext, which a broker loads with its queues if enableConsumeQueueExt is set.
-    If there is no configuration file, the option counts as set if the folder exists.
+    If the configuration file is missing, the option counts as set if the folder exists.
     """
     conf = store.sizes.conf.values
     if store.sizes.conf.path and not conf.get("consumequeue_ext"):
