@@ -293,8 +293,8 @@ def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
 
 
 def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """Return the physical offset after the last complete record in the backup's log. The rest is
-    copied again, because the store may have rewritten it.
+    """Return the physical offset after the last complete record in the backup's log. The log is
+    copied again from this offset on, because the store may have rewritten the bytes there.
 
     Raises: RefusedError if the backup belongs to another store, or if the store's log was
     truncated.

@@ -141,9 +141,9 @@ class Live:
 
 def carve(runs: CommandRuns, folder: Folder, words: Sequence[str], live: Live | None,
           places: FindingPlaces, copies: DamageCopies) -> Counter[str]:
-    """Carve, and write the records to the evidence folder, each with its kind (``found``). Messages
-    of the store (``live``) are not written. Return the number of records of each kind.
-    Raises: StoreIOError.
+    """Carve records and write them to the evidence folder, each with its kind (``found``). Messages
+    of the store (``live``) are not written. Return the number of records of each kind. Raises:
+    StoreIOError.
     """
     counts: Counter[str] = Counter()
     with folder.new(CARVED) as out, runs.run(words, CARVED, subprocess.PIPE) as process:

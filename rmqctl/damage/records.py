@@ -250,7 +250,7 @@ def body_crc_at() -> int:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the CRC of a body as in the header of a record."""
+    """Return the CRC of a body in the form that record headers contain."""
     return zlib.crc32(body) & CRC_MASK
 
 
@@ -330,7 +330,7 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """Yield variants of a record with another body length or properties length.
+    """Yield variants of a record with a different body length or properties length.
 
     In each variant, the lengths match the record size, and the body matches its CRC. ``is_known``:
     returns whether a topic exists. Only an existing topic proves that properties with a damaged

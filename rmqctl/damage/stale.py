@@ -1,7 +1,7 @@
 """Search for stale records in a log, for a repair plan (see `rmqctl.scan.damage.stale`).
 
 The records next to damage and near gaps in queue offsets are examined. If no entry points to a
-record, its store time decides (`rmqctl.damage.by_time`).
+record, its store time shows whether it is stale (`rmqctl.damage.by_time`).
 """
 
 from __future__ import annotations

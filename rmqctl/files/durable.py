@@ -490,7 +490,7 @@ def _filled(fd: int, path: str, data: bytes) -> None:
 
 
 def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
-    """Extend a file to a length, never shrink it; with ``reserve``, also allocate the space."""
+    """Extend a file to a length, but never shrink it. ``reserve``: also allocate the space."""
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)

@@ -2,7 +2,8 @@
 
 Data uploaded to a tier is not read again soon. A gigabyte of it would evict pages that a broker on
 the same machine needs. Direct writes are also faster on virtual machines that allocate memory page
-by page. On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
+by page. On file systems that do not support O_DIRECT (tmpfs, some FUSE file systems), bytes are
+written as usual.
 """
 
 from __future__ import annotations

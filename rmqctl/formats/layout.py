@@ -5,7 +5,7 @@ declaration, and the fast reader gets the positions of the fields from this modu
 
 Only fields at known positions are derived. The *prefix* ends at the first field whose width depends
 on an earlier value, unless that value is given as ``context``. For example, ``sys_flag`` and
-``magic`` of a message decide the widths of hosts and topic length.
+``magic`` of a message determine the widths of hosts and topic length.
 """
 
 from __future__ import annotations

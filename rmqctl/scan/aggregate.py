@@ -18,7 +18,7 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 
 MAX_GROUPS = 200_000
-"""Maximum number of groups. Beyond it, only heavy groups are kept."""
+"""Maximum number of groups. If there are more, only heavy groups (see `HEAVY`) are kept."""
 MAX_KEYS = 50_000
 """Maximum number of groups by message key. It is lower than `MAX_GROUPS`, because there may be as
 many keys as messages.

@@ -1,8 +1,8 @@
 """Plan reads: divide the files of stores into partitions of about equal size.
 
-Planning lists folders and reads very little: the ends of a log's last files. For a condition on the
-time, the first two records of each log file are also read. A file or queue is skipped only if it
-cannot contain a match. Many small files are combined into one partition.
+Planning lists folders and reads very little: the ends of a log's last files. If a query has a
+condition on the time, the first two records of each log file are also read. A file or queue is
+skipped only if it cannot contain a match. Many small files are combined into one partition.
 """
 
 from __future__ import annotations

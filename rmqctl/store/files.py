@@ -42,7 +42,7 @@ class StoreFile:
     size: int
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
-    """For a file of the log: additional evidence of the positions of its records."""
+    """Additional evidence of the positions of a log file's records."""
     head: int = 0
     """For a file of the log: number of bytes before each record. In a DLedger log, these bytes are
     the entry header.

@@ -74,8 +74,9 @@ def find(root: str) -> list[str]:
     """Return the folders of the log of the store at ``root``, as absolute paths or relative to
     ``root``. Never raises.
 
-    These are ``commitlog`` and any other folders that provably belong to the log. With exactly one
-    DLedger node, they are ``commitlog`` (only if it has files) and then the node's data folder.
+    These are ``commitlog`` and any other folders that provably belong to the log. If the store has
+    exactly one DLedger node, they are ``commitlog`` (only if it has files) and then the node's data
+    folder.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:

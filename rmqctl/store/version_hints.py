@@ -73,8 +73,8 @@ class VersionEvidence:
 def evidence(store: Any) -> VersionEvidence:
     """Return the generation of the brokers that wrote a store. Never raises.
 
-    Data that only 5.x writes proves 5.x, even next to older data, because the store was upgraded.
-    If the files prove nothing, the properties of a few records are examined.
+    Data that only 5.x writes proves 5.x. If older data exists, too, the store was upgraded. If the
+    files prove nothing, the properties of a few records are examined.
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):

@@ -68,8 +68,8 @@ class Followed:
     ``store``: the store that the broker opens; the caller closes it unless it is the original
     store.
     ``assumed``: settings that were determined without a ``broker.conf``.
-    ``elsewhere``: the broker's root is another folder.
-    ``log_unopened``: the broker opens none of the existing log files.
+    ``elsewhere``: whether the broker's root is another folder.
+    ``log_unopened``: whether the broker opens none of the existing log files.
     """
 
     store: Store

@@ -43,7 +43,7 @@ class PhysicalTally:
 class PhysicalPass:
     """A comparison of the frames of two logs, from the current positions of the cursors on.
 
-    A frame that only one log has counts as missing in the other log. Batches passed to `same`,
+    A frame that only one log has counts as missing from the other log. Batches passed to `same`,
     `missing` and `different` are valid only during the call.
     """
 
@@ -74,7 +74,7 @@ class PhysicalPass:
             self.rest(side, side.end)
 
     def rest(self, side: Side, end: int, detail: str = "") -> int:
-        """Report all messages of one log up to ``end`` as missing in the other log; return their
+        """Report all messages of one log up to ``end`` as missing from the other log; return their
         number.
         """
         before = side.messages
@@ -122,7 +122,7 @@ class PhysicalPass:
         self.missing(batch, alone, self.b)
 
     def _drain(self, side: Side, upto: int, detail: str = "") -> None:
-        """Report the messages of one log up to ``upto`` as missing in the other log."""
+        """Report the messages of one log up to ``upto`` as missing from the other log."""
         other = self.b if side is self.a else self.a
         before = side.position
         for batch in side.frames(upto):

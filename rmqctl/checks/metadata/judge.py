@@ -91,7 +91,8 @@ def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> MetadataLosses:
     """Return all losses and defects.
 
-    ``live``: a broker uses the store, so files and backups may change while they are read.
+    ``live``: whether a broker uses the store, so that files and backups may change while they are
+    read.
     ``logged``: topics with messages in the log, if known.
     ``release``: release of the broker that starts; None: the release that wrote the store.
     """

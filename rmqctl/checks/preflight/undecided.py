@@ -24,7 +24,7 @@ _MAX_LOOKED_UP = 1 << 16
 
 @dataclass(slots=True)
 class Undecided:
-    """Undecided records: their number, and by queue the queue offsets in their headers."""
+    """Undecided records: their number, and the queue offsets in their headers, by queue."""
 
     store: Store
     count: int = 0

@@ -36,7 +36,7 @@ DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-dama
 
 
 class Covering(Protocol):
-    """Type of the coverage of a run: numbers of what was checked."""
+    """Type of the coverage of a run: counts of what was checked."""
 
     def as_dict(self) -> Mapping[str, Any]: ...
 

@@ -18,7 +18,7 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import FormatError
 
 _MAX_FILE_BYTES = 4 << 20
-"""Maximum size of a file that is read for completion, in bytes."""
+"""Maximum size, in bytes, of a file that is read for completion."""
 _MAX_NAMES = 500
 _QUEUES = ("consumequeue", "batchconsumequeue")
 

@@ -1,4 +1,4 @@
-"""``rmqctl pop release``: make messages visible again that POP delivered."""
+"""``rmqctl pop release``: make messages that POP delivered visible again."""
 
 from __future__ import annotations
 

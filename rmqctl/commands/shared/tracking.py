@@ -35,8 +35,8 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     """Show the messages that a query found. Raises: StoreIOError.
 
     For a DLedger log, the entry headers of the messages are added; with ``track``, also the groups
-    that consumed each message. Programs get these data as fields of the messages, people as tables
-    below the messages.
+    that consumed each message. In formats for programs, these are fields of the messages; in
+    formats for people, they are tables below the messages.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)

@@ -1,7 +1,7 @@
 """Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
 
-v1 (5.1.4+) has one database for topics, one for groups and one for offsets. Keys are names, values
-are JSON. v2 (5.3.2+) has a single database, with a table number in each key.
+v1 (5.1.4+) has one database for topics, one for groups and one for offsets. Keys are names, and
+values are JSON. v2 (5.3.2+) has a single database, with a table number in each key.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Window:
 
 
 class AsLog:
-    """A window's source as if it were a file of the log whose records have this ``shift``."""
+    """Presents a window's source as a file of the log whose records have this ``shift``."""
 
     head = 0
 

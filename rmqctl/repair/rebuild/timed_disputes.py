@@ -70,7 +70,7 @@ def timed_disputes(store: Store, parts: Sequence[LogPart],
 
 
 def disputed_unit(finding: Finding) -> UnitRecord | None:
-    """Return the unit of a finding about the hash of its topic; None for any other finding."""
+    """Return the unit that a finding about a topic hash refers to; None for any other finding."""
     if finding.category != "timer-log" or finding.file is None or finding.offset is None or (
             finding.cause != "topic_hash"):
         return None

@@ -17,8 +17,8 @@ _FIRST_STEP = 16 << 10
 
 
 class References:
-    """Consume queue and index entries of the log that contains a source, by position in the
-    source.
+    """Consume queue entries and index entries that point into a source, which is part of a log.
+    They are found by position in the source.
     """
 
     def __init__(self, source: Source) -> None:

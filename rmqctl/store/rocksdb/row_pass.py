@@ -1,7 +1,7 @@
 """One pass over the rows of all queues of a database, with one cursor.
 
-It finds the first and last row of each queue, and all rows of short queues. A database may have
-more queues than messages. Then a look-up for each queue costs more than reading all rows.
+It finds the first and last row of each queue, and all rows of short queues. If a database has more
+queues than messages, a look-up for each queue costs more than reading all rows.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[F
 class _SlotCounts:
     """Check of the counts of used slots in the headers of a store's index files, oldest first.
 
-    Brokers since 4.7.1 count used slots, older brokers count every put. A file in use during an
+    Brokers since 4.7.1 count used slots; older brokers count every put. A file in use during an
     upgrade contains a mixture of the two counts.
     """
 

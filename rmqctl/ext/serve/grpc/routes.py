@@ -86,7 +86,7 @@ async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) ->
     """Return the queues that a group member reads.
 
     For a group with ordered messages, the response has one entry per queue. For other groups, it
-    has one entry per broker, which means any of its queues.
+    has one entry per broker; the entry means any queue of that broker.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))

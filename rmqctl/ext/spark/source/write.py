@@ -54,7 +54,7 @@ _SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
 _TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
 OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
            "diskWatermark")
-"""Options for writing, with the meanings of the options of ``rmqctl init``."""
+"""Options for writing, with the same meanings as the options of ``rmqctl init``."""
 _MAX_ROWS = 1 << 40
 """Maximum number of rows in a partition."""
 STAGING = ".rmqctl-write-"

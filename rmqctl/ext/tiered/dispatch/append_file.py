@@ -25,7 +25,8 @@ class AppendFile:
     """The end of a flat file.
 
     ``limit``: maximum size of a segment (bytes). ``entries``: the metadata entries of its segments.
-    `changes` returns the changed entries, `dirty` the paths of the files with appended data.
+    `changes` returns the changed entries, and `dirty` returns the paths of the files with appended
+    data.
     """
 
     def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,

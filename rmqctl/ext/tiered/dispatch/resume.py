@@ -1,9 +1,9 @@
 """Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18). ``tiered commit``
 does this for all queues of a tier, without the local store.
 
-A torn unit is truncated. The intact messages after the last message with a unit get units, if they
-continue the queue. As a result, no message is uploaded twice and no offset changes. A torn message
-at the end is truncated.
+A torn unit is truncated. The intact messages after the last message that has a unit get units if
+they continue the queue. As a result, no message is uploaded twice and no offset changes. A torn
+message at the end is truncated.
 
 Truncated bytes are first copied to another file. Then the files are flushed, and the metadata is
 updated to match the files.

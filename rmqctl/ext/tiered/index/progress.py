@@ -44,8 +44,8 @@ class IndexProgress:
         """True if a progress file exists that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Read the progress file. Return a list: empty, or with a note on why the file cannot be
-        used.
+        """Read the progress file. Return a list that is empty, or contains a note on why the file
+        cannot be used.
         """
         try:
             with open(self.path, "rb") as file:

@@ -35,7 +35,7 @@ from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
-"""Offset in a message at which a broker reads the store time. With an IPv6 born host, the store
+"""Offset in a message at which a broker reads the store time. If the born host is IPv6, the store
 time is at a later offset.
 """
 MAX_HELD = 1 << 20
