@@ -266,8 +266,8 @@ class RecordWalk(RecoveryWalk):
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
-    """Return the broker's recovery of the DLedger data in ``log``, and the reason why it begins at
-    its first file.
+    """Return the broker's recovery of the DLedger data in ``log``, and the reason why the recovery
+    begins at the file that it scans first.
     """
     first = next(number for number, file in enumerate(log.files) if file.head)
     number, why = number_by_time(store, log, version, checkpoint(store), first)

@@ -61,7 +61,7 @@ class OffsetRuns:
         return self._runs
 
     def count(self, first: int = 0, end: int = _MAX_OFFSET) -> int:
-        """Return the number of queue offsets of the set in ``[first, end)``."""
+        """Return the number of queue offsets in the set that are within ``[first, end)``."""
         if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0

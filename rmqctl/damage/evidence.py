@@ -69,7 +69,7 @@ class FoundRow:
     """A consume queue entry in a hole.
 
     * ``physical``, ``size``: physical offset and size of its message.
-    * ``count``: number of queue offsets of the entry, which is above 1 only in a batch queue.
+    * ``count``: number of queue offsets that the entry covers: above 1 only in a batch queue.
     * ``time``: the store time in an entry of a batch queue.
     """
 

@@ -26,8 +26,8 @@ _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "stru
 _DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
 """Minimum widths of the columns with data, which may be broken anywhere."""
 _WHOLE = frozenset({"hex"})
-"""Names of columns with data that is never cut, because it was shortened before, or the user
-requested all of it.
+"""Names of columns with data that is never cut, because it has already been shortened or because
+the user requested all of it.
 """
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
 """Names of columns with sentences. One of these columns may be written below each row."""

@@ -261,12 +261,12 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
 def skipped_rows(
         properties: text.PropertySegments, which: Array
 ) -> tuple[Array, text.Texts, Array]:
-    """Return the missing further entries of records whose lists differ in length. A broker assigns
-    the queue offsets of these entries but does not write the entries.
+    """Return the additional entries that are missing because a record's lists differ in length. A
+    broker assigns the queue offsets of these entries but does not write the entries.
 
-    A 5.x broker adds to the list of offsets a queue offset for each light queue, and an empty item
-    for each other name. When the list is split, empty items at the end are dropped, so the list is
-    too short.
+    For each light queue, a 5.x broker adds a queue offset to the list of offsets; for each other
+    name, it adds an empty item. When the list is split, empty items at the end are dropped, so the
+    list is too short.
     """
     return _paired(properties, which, np.greater)
 

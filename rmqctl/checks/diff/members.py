@@ -305,7 +305,7 @@ class Members:
     def _first_parting(kinds: Array, terms: Array) -> int:
         """Return the first column in which two members have intact entries of different terms.
 
-        Each column stands for an entry index. If there is no such column, return the number of
+        Each column belongs to one entry index. If no column qualifies, return the number of
         columns.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)

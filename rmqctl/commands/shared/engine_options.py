@@ -140,8 +140,8 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
             require_proven(store)
         config = resolve(store, given, files=files)
     if config.index_unknown:
-        raise RefusedError(f"{config.index_unknown}; nothing was written, because that would ruin "
-                           "the index")
+        raise RefusedError(f"{config.index_unknown}; nothing was written, because writing would "
+                           "ruin the index")
     return config.settings
 
 

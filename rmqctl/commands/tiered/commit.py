@@ -53,8 +53,8 @@ def command(
         if queue.done.fault:
             out.warn(f"{queue.queue.name.path}: {queue.done.fault}")
         for path, size, kept_as in queue.done.cut:
-            where = f"kept as {kept_as}" if kept_as else "would be cut"
-            out.note(f"{path}: {size} bytes cut, {where}")
+            out.note(f"{path}: {size} bytes cut, kept as {kept_as}" if kept_as
+                     else f"{path}: {size} bytes would be cut")
     if dry_run:
         out.note("dry run: nothing was changed")
     out.rows([queue.as_dict() for queue in committed], _COLUMNS, empty="nothing to complete")

@@ -22,8 +22,8 @@ def command(
     type_: Annotated[Type | None, typer.Option(
         "--kind", "--type", help="Kind of the file, if path and content do not show it.")] = None,
     hex_: Annotated[bool, typer.Option(
-        "--hex", help="Show every field with its offset and bytes; long ones completely with "
-                      "-v.")] = False,
+        "--hex", help="Show every field with its offset and bytes; -v shows long fields "
+                      "completely.")] = False,
     start: Annotated[int | None, typer.Option(
         "--from", metavar="N", min=0, help="Start at record N of the file.")] = None,
     count: Annotated[int | None, typer.Option(

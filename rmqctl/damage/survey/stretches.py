@@ -136,8 +136,8 @@ def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
 
 
 class Asked:
-    """A source that records the end of the bytes that were read with `read` or `next_data`
-    (``reach``).
+    """A source that records, in ``reach``, the end of the bytes that were read with `read` or
+    `next_data`.
     """
 
     def __init__(self, source: Source) -> None:

@@ -236,7 +236,7 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
         offsets.append(str(table.get(key, 0)))
     if settings.multi_dispatch and "" in offsets and offsets[-1]:
         return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names other queues before an "
-                       "LMQ: a broker could never dispatch it")
+                       "LMQ: a broker could never dispatch the message")
     properties.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
     # Removed and put again, as by a broker, so it is now the last in its bucket.
     wait = properties.remove(WAIT)

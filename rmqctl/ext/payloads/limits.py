@@ -1,7 +1,7 @@
 """Run decoders within limits: of bytes, values, nesting depth and CPU time for each body.
 
-Every decoder runs in `bounded`, whether built in, from a library, a plug-in or a function of the
-user. A decoder that exceeds a limit ends with an error for that body only.
+Every decoder runs in `bounded`: built-in decoders, and decoders from libraries, plug-ins and the
+user's own functions. A decoder that exceeds a limit ends with an error for that body only.
 
 A `Budget` limits bytes, values and depth. A decoder whose work is bounded by these limits needs no
 time limit. A thread watches all other decoders: it checks each second for bodies that take more

@@ -56,7 +56,7 @@ Watch = Callable[[str, int], Any]
 class QueueRow(NamedTuple):
     """A queue and its messages.
 
-    * ``messages``, ``size``: number of its intact messages in the log, and their bytes
+    * ``messages``, ``size``: number of its intact messages in the log, and their size in bytes
     * ``first``, ``last``: store times (ms) of these messages
     * ``least``, ``most``: minimum and maximum offset of the queue; None without a consume queue
     * ``lost``: number of messages already lost

@@ -36,7 +36,7 @@ once.
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of clients, in bytes and seconds.
+    """The limits for clients, in bytes and seconds.
 
     For all connections together, ``held`` limits the bytes of incomplete frames, and
     ``unsent_in_all`` limits the bytes of unread responses. ``part``: the maximum share (0 to 1) of

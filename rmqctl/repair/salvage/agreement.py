@@ -159,7 +159,7 @@ def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSo
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    """Return our bytes at a physical offset, with displaced sectors zeroed.
+    """Return this store's bytes at a physical offset, with displaced sectors zeroed.
 
     The records in such a sector have the physicalOffset of another page. These records prove
     nothing about the message that was stored at this offset.

@@ -384,9 +384,9 @@ class _Job:
         # Damage that is not repaired, with the reason.
         if self.refused:
             place, why = min(self.refused.items())
-            oddities.append(f"{plural(len(self.refused), 'damaged record')} that a changed "
-                            f"{_OF_MODE[self.correct]} explains, but not beyond doubt, the first "
-                            f"at physical offset {place}: {why}; not corrected")
+            oddities.append(f"{plural(len(self.refused), 'damaged record')} not corrected: a "
+                            f"changed {_OF_MODE[self.correct]} is a possible explanation, but not "
+                            f"beyond doubt; the first is at physical offset {place}: {why}")
         if self.by_byte:
             oddities.append(f"{plural(len(self.by_byte), 'damaged message')} that one changed byte "
                             "or a torn run explains, the first at physical offset "

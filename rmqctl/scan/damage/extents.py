@@ -161,8 +161,8 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 def _behind_rows(source: Source, at: int, own: Extent, references: References,
                  passed: EarlierMessages) -> Resumption:
-    """Return the verdict on a damaged record to which a consume queue entry points. It includes the
-    following damaged records that have entries.
+    """Return the verdict on a damaged record to which a consume queue entry points. The verdict
+    also covers the following damaged records that have entries.
     """
     inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:

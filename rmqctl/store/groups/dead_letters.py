@@ -91,7 +91,7 @@ class Requeued:
     """The messages that were already requeued into a store.
 
     Each such message has a property with the id of its dead letter. The message is looked up by its
-    unique key. If there is no unique key or no index, the target topic is read once.
+    unique key. If it has no unique key, or the store has no index, the target topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

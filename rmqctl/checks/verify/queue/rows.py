@@ -478,8 +478,8 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
     """Return the part of a queue in which to search for entries that are too early.
 
-    The result is the queue offset of the part's first entry, and its entries. This part begins
-    before the queue offset of the first message.
+    The result is the queue offset of the part's first entry, and all entries of the part. The part
+    begins before the queue offset of the first message.
     """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK

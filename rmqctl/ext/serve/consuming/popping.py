@@ -460,8 +460,9 @@ def _is_same(queue: _PopQueue, attempt: str) -> bool:
 
 
 class Pops:
-    """All deliveries of a broker by POP. ``is_there``: function that returns whether a client is
-    connected.
+    """All deliveries that a broker made by POP.
+
+    ``is_there``: function that returns whether a client is connected.
     """
 
     def __init__(self, broker: Broker) -> None:

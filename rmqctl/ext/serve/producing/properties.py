@@ -22,7 +22,9 @@ _KEY = props.UNIQUE_KEY + _NAME
 _MAX_PLANS, _MAX_NAMES = 1024, 512
 """Maximum number of plans in memory, and maximum length in characters of the names in a plan."""
 _OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
-"""Prefixes of properties with which a message is stored in another queue or in several queues."""
+"""Prefixes of the properties that cause a message to be stored in another queue or in several
+queues.
+"""
 
 
 class _Plan(NamedTuple):
@@ -88,7 +90,7 @@ class PropertyBuilder:
             list[str], Sequence[str | None], list[str] | None] | None:
         """Return the results of `plain` for several messages: lists of properties, tags and keys.
 
-        Return None unless all messages have the same property names and need no new unique keys.
+        Return None if the messages differ in their property names or need new unique keys.
         """
         plan, first = self._match(given[0])
         if plan is None or first is None or not plan.is_plain or plan.new_key_at >= 0:
@@ -130,7 +132,7 @@ class PropertyBuilder:
         return plan, match
 
     def batch(self, given: str) -> str:
-        """Return the properties of a batch to store with each of its messages."""
+        """Return those properties of a batch that are stored with each of its messages."""
         return prepare(self.sent(given), self._settings, self.unique_id, batch=True)
 
     def _stored(self, given: str) -> str:

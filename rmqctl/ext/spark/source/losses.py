@@ -22,7 +22,7 @@ SWITCH = "failOnDataLoss"
 def refuse_losses(options: ReadOptions) -> None:
     """Raise StoreIOError if messages or frames are to be read from a store that has lost messages.
 
-    Do nothing with ``failOnDataLoss=false``, or for any other table.
+    Do nothing if ``failOnDataLoss`` is false, or for any other table.
     """
     if not options.fail_on_loss or options.table not in (MESSAGES, FRAMES):
         return

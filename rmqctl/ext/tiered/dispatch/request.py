@@ -226,7 +226,7 @@ class ReadBack:
     ``messages``: number of messages that are equal in tier and store.
     ``problems``: descriptions of the differences.
     ``findings``: findings of `verify` about the broker's part of the tier, including older damage.
-    ``is_damaged``: a finding is an error.
+    ``is_damaged``: whether any finding is an error.
     """
 
     messages: int = 0
