@@ -166,7 +166,7 @@ DIFFERENCES = (
                       "it truncates the log at a v2 record, and does not start with a "
                       "folder in the commitlog", {"message_v2": False, "skips_folders": False}),
     ReleaseDifference("5.0.0", "5.1.0",
-                      "the offset at a time is that of the entry with the nearest time",
+                      "a query by time returns the offset of the entry with the nearest time",
                       {"nearest_in_time": True}),
     ReleaseDifference("5.0.0", "5.1.4",
                       "after an unclean shutdown it does not check the records of a "

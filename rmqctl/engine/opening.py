@@ -167,8 +167,8 @@ def catch_up_start(state: LogState, dispatched_to: int) -> int:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return the physical offset up to which plain consumequeues have entries; -1 if they have
-    none.
+    """Return the physical offset up to which plain consumequeues have entries; -1 if they are
+    empty.
     """
     view = broker_view(store, version)
     most = -1

@@ -144,8 +144,8 @@ def _avro_type(kind: pa.DataType) -> Any:
 
 
 def _avro_names(names: Sequence[str]) -> list[str]:
-    """Return the column names with ``_`` for each character that Avro does not allow
-    (``property.X-1`` becomes ``property_X_1``). A duplicate name gets further ``_`` at its end.
+    """Replace each character of a column name that Avro does not allow with ``_``
+    (``property.X-1`` becomes ``property_X_1``). A duplicate name gets more ``_`` at its end.
     """
     taken: dict[str, None] = {}
     for name in names:

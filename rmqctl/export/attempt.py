@@ -29,10 +29,10 @@ class WriteError(StoreIOError):
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A written file: its name in the attempt's folder, the number of its partition, and its size
+    """A written file: its name in the attempt's folder, the index of its partition, and its size
     in rows and bytes.
 
-    ``at``: number of the range that contains the file's first message. ``flush``: number of the
+    ``at``: index of the range that contains the file's first message. ``flush``: index of the
     buffer in this range. Sorted by (``at``, ``flush``), the files of a partition are in log order.
     """
 

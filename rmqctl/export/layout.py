@@ -76,7 +76,7 @@ def path(names: Sequence[str], values: Values) -> str:
 
 
 def bucket(names: Sequence[str], values: Values, count: int) -> int:
-    """Return the number of a partition's bucket among ``count`` buckets; the same on
+    """Return the index of a partition's bucket among ``count`` buckets. The index is the same on
     every machine.
     """
     return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count

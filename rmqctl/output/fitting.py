@@ -237,9 +237,7 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
 
 def lines_of(names: Sequence[str], cells: Sequence[str], fit: TableFit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
-    """Return the lines of a row. Each line consists of parts: number of the column, text,
-    padding.
-    """
+    """Return the lines of a row. Each line consists of parts: column index, text, padding."""
     texts = [fold_cell(names[column], cells[column], room, mark)
              for column, room in zip(fit.columns, fit.widths, strict=True)]
     lines: list[list[tuple[int, str, str]]] = []

@@ -380,7 +380,7 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 def _first_code(file: StoreFile, after: int) -> int | None:
     """Return the tags code of a file's first entry that points to ``after`` or a later physical
-    offset; None without such an entry.
+    offset; None if no entry does.
     """
     behind = (rows for rows in _rows_after(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)

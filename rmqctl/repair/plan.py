@@ -193,12 +193,12 @@ class Plan:
     ``steps``: in the order of execution: log, queues, index, checkpoint, abort.
     ``notes``: warnings for the user.
     ``messages_lost``: lost messages, all or only the first ones.
-    ``messages_lost_total``: their number; None if all are listed.
+    ``messages_lost_total``: number of all lost messages; None if all are listed.
     ``ambiguous``: number of discarded intact records that may be messages.
     ``messages``: number of messages in the store, lost ones included (None: not counted).
     ``conflicts``: number of places where another store has different intact messages, without
         ``--prefer``.
-    ``kept_damaged``: number of kept messages of which a part is lost.
+    ``kept_damaged``: number of kept messages that are partly lost.
     ``left_damaged``: structures that are not repaired because the correct content is unknown.
     """
 

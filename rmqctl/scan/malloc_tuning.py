@@ -1,4 +1,4 @@
-"""Allocator and garbage collector settings for processes that read much data.
+"""Allocator and garbage collector settings for processes that read a lot of data.
 
 A walk creates and drops the same column buffers thousands of times. By default, glibc returns such
 buffers to the system. Faulting their pages in again takes up to a fifth of the run time of

@@ -1,4 +1,4 @@
-"""Prepare matplotlib's drawings for the page: replace colours by classes, and remove styles.
+"""Prepare matplotlib's drawings for the page: replace colours with classes, and remove styles.
 
 A page with a content security policy ignores ``style`` attributes, and a page with a light and a
 dark theme cannot have fixed colours. So each colour of `PALETTE` becomes a class, to which the

@@ -67,8 +67,8 @@ class _Line(Generic[_Of]):
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
     def push(self, expected: float, waiter: _Of) -> int:
-        """Add a waiter whose turn takes ``expected`` seconds. Return the number of the waiter's
-        entry.
+        """Add a waiter whose turn takes ``expected`` seconds. Return the number that identifies the
+        waiter's entry.
         """
         number = next(self._numbers)
         heappush(self._heap, (self.now + _PATIENCE * expected, number, waiter))
@@ -76,7 +76,7 @@ class _Line(Generic[_Of]):
 
     def pop(self) -> tuple[int, _Of]:
         """Remove the waiter whose turn is next. Return (the number that `push` returned for the
-        waiter, the waiter).
+        waiter, this waiter).
         """
         _, number, waiter = heappop(self._heap)
         return number, waiter

@@ -294,8 +294,8 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
 
 
 def _room(size: int, old: bool) -> int:
-    """Return the number of slots that would fill the file without any item; 0 if it is not an
-    integer.
+    """Return the number of slots that a file of this size would have if it contained no items; 0 if
+    the size does not fit a whole number of slots.
     """
     spare = OLD_SPARE + TAIL_SIZE if old else 0
     room, rest = divmod(size - HEADER.size - spare, SLOT.size)
@@ -363,7 +363,7 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
         tuple[int, np.ndarray[Any, Any]]]:
-    """Yield (number of the first unit, units) in blocks, up to ``count`` units in total."""
+    """Yield (index of the first unit, units) in blocks, up to ``count`` units in total."""
     import numpy as np
 
     at_once = _BLOCK // unit.size

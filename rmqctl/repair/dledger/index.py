@@ -28,8 +28,8 @@ _SCRATCH = "dledger-index"
 class IndexCheck:
     """Comparison of the units in a node's index with the entries of a log, page by page.
 
-    ``wrong``: number of wrong units in each index file, by the number of the file. ``entries``:
-    number of compared entries.
+    ``wrong``: for each index file, by the index of the file, the number of wrong units.
+    ``entries``: number of compared entries.
     """
 
     def __init__(self, reader: UnitReader) -> None:

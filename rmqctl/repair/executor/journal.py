@@ -124,8 +124,8 @@ class Journal:
 
     * ``inode``: the inode number of the repair's folder at the commit. A different number proves
       that the store is a copy; the same number may be a coincidence.
-    * ``times``: earlier modification times (ns) of folders. The repair changes names in these
-      folders.
+    * ``times``: modification times (ns), before the repair, of the folders in which the repair
+      changes names.
     * ``root``: the real path of the store at the commit.
     * ``neighbours``: unchanged files in those folders outside the store in which steps change
       files.

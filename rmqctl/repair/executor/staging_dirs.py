@@ -137,7 +137,7 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
 
 
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
-    """Return the further staging folders of a repair that was never committed.
+    """Return the additional staging folders of a repair that was never committed.
 
     The name of a folder must identify this store: a copy of a store contains the original's notes.
     """

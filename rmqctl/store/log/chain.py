@@ -246,8 +246,8 @@ class Chain:
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
-        """Return the next entry of the chain as DLedger's index describes it; None unless the entry
-        starts at ``link`` and only its header is damaged.
+        """Return the next entry of the chain as DLedger's index describes it, if the entry starts
+        at ``link`` and only its header is damaged; else None.
         """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])

@@ -60,8 +60,8 @@ class LeftOverRows:
         self._gaps: list[tuple[int, int, int]] = []
         """Runs of messages after a gap in the queue offsets.
 
-        Each run has its first queue offset, its number of messages, and the number of positions by
-        which their entries are too early.
+        Each run has its first queue offset, its number of messages, and the distance, in entries,
+        by which the messages' entries are too early.
         """
         self._unseen = 0
 

@@ -239,7 +239,7 @@ def _tell(page: UnitPage, rows: Array, name: str, words: str,
 
 
 Wrong = tuple[int, str, str]
-"""A fault of a unit: number of the unit, field, description."""
+"""A fault of a unit: index of the unit, field, description."""
 
 
 class TimerRecords:

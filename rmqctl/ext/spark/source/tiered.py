@@ -129,8 +129,8 @@ def has_tier(path: str) -> bool:
 def holding(table: str, paths: Sequence[str]) -> list[str]:
     """Return the paths from which a table is read.
 
-    All paths are read, except for the messages of tiers: if any path has a tier, only paths with a
-    tier are read.
+    These are all paths. For the messages of tiers, they are only the paths with a tier, if any path
+    has one.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 

@@ -37,7 +37,7 @@ def open_tier(root: str, metadata: str | None) -> Tier:
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
-    """Return the scope of a broker. Without a name, this is the only broker, or the broker in the
+    """Return the scope of a broker. If no name is given, use the only broker, or the broker in the
     metadata.
     Raises: UsageError.
     """
