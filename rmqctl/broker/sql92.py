@@ -91,7 +91,8 @@ def compile_filter(text: str) -> Filter:
     if it exceeds `MAX_TEXT` or `MAX_DEPTH`.
     """
     if len(text) > MAX_TEXT:
-        raise UsageError(f"the filter has {len(text)} characters; {MAX_TEXT} are allowed")
+        raise UsageError(f"the filter has {len(text)} characters; at most {MAX_TEXT} are "
+                         "allowed")
     return _Compiler(text).compiled()
 
 

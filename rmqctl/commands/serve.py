@@ -123,7 +123,7 @@ def command(
         help="No effect: --from stored is the default.")] = False,
     offsets: Annotated[str | None, typer.Option(
         "--offsets", metavar="FILE", help="Keep committed offsets in FILE across runs; otherwise "
-                                          "they are lost at the end.")] = None,
+                                          "they are lost when the run ends.")] = None,
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="Serve everything readable (disk), or only what a broker would "
                        "keep.")] = "disk",

@@ -282,5 +282,5 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             f"consumequeue/{props.SCHEDULE_TOPIC}/") for action in predicted.actions):
         out.append(Phrase(
             "in 4.9.2 to 4.9.8 recovery creates entries of delayed messages without a delivery "
-            "time, so they are delivered at once; all other versions are correct"))
+            "time, so they are delivered at once; all other versions behave correctly"))
     return out

@@ -29,7 +29,7 @@ def command(
     *,
     path: Annotated[str, typer.Argument(
         metavar="PATH", show_default=False,
-        help="A store, another folder, a file, a disk image or a block device; with --check an "
+        help="A store, another folder, a file, a disk image or a block device; with --check, an "
         "evidence folder.")],
     target: Annotated[str | None, typer.Option(
         "--out", metavar="DIR", help="The evidence folder: a new or empty folder outside PATH.",
@@ -38,8 +38,8 @@ def command(
         "--check", help="Compare every file of the evidence folder PATH with its "
                         "checksum.")] = False,
     redact: Annotated[bool, typer.Option(
-        "--redact", help="Replace bodies, keys, property values, addresses and ids by digests, and "
-                         "do not copy damaged bytes.")] = False,
+        "--redact", help="Replace bodies, keys, property values, addresses and ids with digests, "
+                         "and do not copy damaged bytes.")] = False,
     layout: LayoutOptions,
     out: Out,
 ) -> None:

@@ -76,7 +76,7 @@ def command(
                                "property RMQCTL=damaged, not as fillers.")] = False,
     fillers: Annotated[str, typer.Option(
         "--fillers", metavar="in-place|none", parser=_parse_fillers,
-        help="in-place: replace lost messages by fillers in their topics. none: refuse a repair "
+        help="in-place: replace lost messages with fillers in their topics. none: refuse a repair "
              "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,

@@ -69,7 +69,7 @@ Decode = Annotated[str | None, typer.Option(
 
 Redact = Annotated[bool, typer.Option(
     "--redact", rich_help_panel=SHOWN, help="Replace bodies, keys, property values, addresses and "
-                                            "ids by digests, comparable only within this run.")]
+                                            "ids with digests, comparable only within this run.")]
 RedactKey = Annotated[str | None, typer.Option(
     "--redact-key", metavar="FILE", show_default=False, rich_help_panel=SHOWN,
     help="File with a secret that makes the digests of several --redact runs comparable.")]
