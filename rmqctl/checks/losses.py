@@ -99,7 +99,7 @@ class PlannedLosses(Protocol):
 
     @property
     def fills(self) -> int:
-        """Return the number of messages that the plan replaces by fillers or keeps damaged."""
+        """Return the number of messages that the plan replaces with fillers or keeps damaged."""
 
     @property
     def drops(self) -> tuple[int, int]:

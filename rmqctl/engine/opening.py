@@ -50,7 +50,7 @@ which to index again."""
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
            "timerwheel")
 """Paths in a store that a broker writes when messages arrive, except the log and the small files.
-They must not be links.
+These paths must not be links.
 """
 
 

@@ -35,7 +35,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The task that writes a bucket of store number ``store``, of about ``weight`` bytes.
+    """The task of writing one bucket, of about ``weight`` bytes, of the store with index ``store``.
 
     ``spilled``: (range number, name of the attempt) for each range that spilled messages.
     ``breaks``: for each partition, the positions at which ranges have their own files.

@@ -116,8 +116,8 @@ def base_offset(name: str) -> int | None:
 
 
 def from_path(parts: Sequence[str]) -> str | None:
-    """Return the kind of a file with a usual store path, or None. The last part is the
-    file name.
+    """Return the kind of a file whose path is usual in a store; None for any other path. The last
+    part is the file name.
     """
     if not parts:
         return None

@@ -242,7 +242,8 @@ _UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
 
 
 def folded(text: str, width: int, indent: str = "") -> list[str]:
-    """Return ``text`` in lines of at most ``width`` columns, later lines with ``indent``.
+    """Fold ``text`` into lines of at most ``width`` columns. All lines after the first begin with
+    ``indent``.
 
     Lines end between words and between East Asian characters, but not before East Asian commas and
     full stops. A word that is longer than a line is broken.

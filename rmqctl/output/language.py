@@ -36,7 +36,7 @@ _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"")
 _TEXTS = frozenset({"cause", "content", "detail", "error", "fault", "from", "help", "lost",
                     "meaning", "note", "problem", "reason", "remark", "result", "retries", "target",
                     "to", "troubles", "what", "where", "why"})
-"""Names of table columns with texts of rmqctl. All other columns may contain data of messages."""
+"""Names of the columns with rmqctl's own texts. All other columns may contain message data."""
 IN_ENGLISH = Phrase("This text is not translated yet.")
 _ENTRY = re.compile(r'^("(?:[^"\\]|\\.)*") = ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 

@@ -1,5 +1,5 @@
-"""JSON objects by column: the kernel encodes the cells of many rows in a buffer, then joins them to
-rows.
+"""JSON objects by column: the kernel encodes the cells of many rows in a buffer, then joins them
+into rows.
 
 Without the compiled kernel, callers build a mapping for each row and encode it, with the same
 result.

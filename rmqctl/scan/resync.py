@@ -179,7 +179,7 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield (position, size) of records in ``[start, end)`` that look intact but cannot be proven.
-    Such a record has no body, so no CRC, and damage follows.
+    Such a record has no body and therefore no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):

@@ -44,7 +44,7 @@ from rmqctl.store.store import Store
 class BatchClaims:
     """The entries that records of a batch should have in their own queues, as columns.
 
-    ``number``: queue number in `RecoveredQueues.states`.
+    ``number``: index of the queue in `RecoveredQueues.states`.
     ``offset``: first queue offset.
     ``count``: number of queue offsets.
     ``place``: position of the record.

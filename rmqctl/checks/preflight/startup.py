@@ -34,7 +34,7 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
     """Return the prediction for the release ``given``; if None, for the release that the files
     show.
 
-    ``others`` of the prediction are the predictions for all other possible releases. These cover
+    The prediction's ``others`` are the predictions for all other possible releases. These cover
     only the part of the log that a broker reads.
     """
     releases = judged(store, given)

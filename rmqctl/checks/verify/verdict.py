@@ -202,7 +202,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the problems, and the findings with severity info for entries of lost messages."""
+        """Return the problems, and all findings about entries of lost messages."""
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
 

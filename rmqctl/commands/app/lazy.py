@@ -249,8 +249,8 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Return whether a command may change a store. A group may if its default command, or each of
-    its commands, may.
+    """Return whether a command may change a store. A group may if its default command may, or if
+    all of its commands may.
     """
     if isinstance(command, CommandGroup):
         default = command.default

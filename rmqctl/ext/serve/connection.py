@@ -28,7 +28,7 @@ _MAX_BODY = MAX_FRAME - (1 << 20)
 _MAX_ASKED = 64
 """Maximum number of requests to one client for which the server awaits responses."""
 _GATHERED = 320 << 10
-"""Bytes of responses to one client that are collected, within a turn, before they are sent."""
+"""Number of bytes of responses to one client that are collected in a turn before they are sent."""
 _FIRST_READ = 64 << 10
 """Maximum number of bytes to read at the start of a frame. The value is small because many
 connections may start a frame at once.

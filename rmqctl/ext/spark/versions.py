@@ -11,7 +11,8 @@ JOBS = (3, 5)
 `rebuild`.
 """
 SOURCE = (4, 0)
-"""First version with Python data sources: the data source `rocketmq` and `pipeline sql`."""
+"""First version with Python data sources, as needed for the source `rocketmq` and `pipeline sql`.
+"""
 LIMITS = (4, 2)
 """First version that passes a stream's limit (`maxBytesPerTrigger`) to the source."""
 COUNTS_WITHOUT_COLUMNS = (4, 1)

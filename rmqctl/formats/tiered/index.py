@@ -242,7 +242,7 @@ def masked_hash(topic: str, key: str) -> int:
 
 
 def both_hashes(topic: str, key: str) -> tuple[int, ...]:
-    """Return the hashes that the item of a key may contain; the hash of 5.1 to 5.3.3
+    """Return the hashes that an item for a key may contain; the hash of 5.1 to 5.3.3
     comes first.
     """
     plain, other = key_hash(topic, key), masked_hash(topic, key)

@@ -128,7 +128,7 @@ class CarvedLog:
         self.end, self._time, self._after = physical + size, time, (source, position + size)
 
     def ordered(self) -> Iterator[tuple[RecordPlace, bool]]:
-        """Yield (place, whether the message keeps its physical offset) in the order to write."""
+        """Yield (place, whether the message keeps its physical offset), in the order of writing."""
         yield from ((place, self.keeps) for place in self.places)
         yield from ((place, False) for place in self.tail)
 

@@ -245,8 +245,8 @@ class _Pass(PhysicalPass):
                 - all(key.agrees(ours.store_timestamp) for key in keys))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
-        """Return two arrays: for each record, whether it is inside a stretch, and the number of
-        that stretch.
+        """Return two arrays: for each record, whether it is inside a stretch, and the index of that
+        stretch.
         """
         number = np.searchsorted(self._starts, offset, "right") - 1
         inside = number >= 0

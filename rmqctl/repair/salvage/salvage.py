@@ -130,7 +130,7 @@ def salvage(store: Store, generation: int | None = None, *,
     * ``fillers``: ``none`` creates no fillers.
     * ``sources``: other stores with the same log, from which lost bytes are copied first. They must
       stay open.
-    * ``keep_ours``: whether to keep our messages where a source has different intact messages.
+    * ``keep_ours``: whether to keep this store's messages where a source has different intact ones.
 
     Raises: StoreIOError; RefusedError for a source with another log, and for files whose names or
     sizes no broker can have written.

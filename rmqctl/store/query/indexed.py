@@ -1,5 +1,5 @@
-"""Find the ranges of the log that may contain a message with a key, by the index and the consume
-queues.
+"""Find, with the index and the consume queues, the ranges of the log that may contain a message
+with a key.
 
 A message is skipped only if all of these conditions hold:
 

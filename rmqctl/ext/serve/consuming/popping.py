@@ -196,7 +196,7 @@ class GroupDeliveries:
 
     def _deliveries(self, keys: list[QueueKey], left: int, wish: PopRequest
                     ) -> Iterator[DeliveredMessage | int]:
-        """Yield messages and, after each queue, the number of queues that are left to search."""
+        """Yield messages and, after each queue, the number of queues still to be searched."""
         if wish.fifo:
             self._again.clear()  # it is found with its queue
         while self._again:

@@ -194,8 +194,8 @@ def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
 
 
 class _Queues:
-    """The queues of a topic by broker and number. If clusters share the tier, several queues may
-    have the same broker and number.
+    """The queues of a topic by broker and queue id. If clusters share the tier, several queues may
+    have the same broker and queue id.
     """
 
     def __init__(self, tier: Tier, topic: str, broker: str | None) -> None:
