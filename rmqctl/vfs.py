@@ -106,7 +106,7 @@ class Tree:
         for path in (*self.files, *self.links, *self.empty):
             if path.count("/") > _MAX_DEPTH:  # no system can read or remove all of them
                 raise StoreIOError(f"{self.root}/{path[:_MAX_DEPTH]} ...: folders are nested "
-                                   f"more than {_MAX_DEPTH} deep")
+                                   f"nested folders")
             while path:
                 above, _, name = path.rpartition("/")
                 listed = self.folders.setdefault(above, {})
@@ -319,7 +319,7 @@ def raise_failure() -> None:
 
 
 def lacks(root: str, structure: str) -> bool:
-    """Return whether a mounted place is of a kind that never has a structure."""
+    """Return whether ``root`` is in a mounted place of a kind that never has this structure."""
     mounted = _find(root)
     return mounted is not None and structure in mounted[0].lacks
 

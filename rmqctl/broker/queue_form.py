@@ -48,9 +48,9 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 def is_likely_file(store: Store) -> bool:
     """Return whether the consume queues were probably in files, the default of every release.
 
-    Only a checkpoint with a flush time of the log, but none of the queues, suggests RocksDB. 5.3.3
-    writes such a checkpoint with queues in RocksDB. 5.2.0 to 5.3.2 write both times with either
-    form.
+    Only a checkpoint that has a flush time for the log but none for the queues suggests RocksDB.
+    5.3.3 writes such a checkpoint with queues in RocksDB. 5.2.0 to 5.3.2 write both times with
+    either form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0

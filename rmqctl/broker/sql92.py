@@ -272,7 +272,7 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _comparison(self, left: _Term, start: int) -> _Term:
-        """Parse a comparison. ``start``: number of the first step of ``left``."""
+        """Parse a comparison. ``start``: index of the first step of ``left``."""
         negated = self._took("NOT")
         kinds = ("BETWEEN", "IN", *TEXT_TESTS)
         token = self._take(*kinds) if negated else self._take()

@@ -338,7 +338,7 @@ class Losses:
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
-        """Return these losses with the undecided and replaced messages that a verification
+        """Return these losses plus the undecided and replaced messages that a verification
         counted.
         """
         return replace(self, in_log=max(self.in_log, cover.messages_undecided),

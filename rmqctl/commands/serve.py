@@ -55,7 +55,7 @@ class LimitOptions(OptionGroup):
 
     connections: Annotated[int, typer.Option(
         "--max-connections", metavar="N", min=1, rich_help_panel=_LIMITS,
-        help="Maximum connections; beyond it, an unused connection is closed for a new "
+        help="Maximum connections; at this limit, an unused connection is closed for a new "
              "one.")] = 1000
     frame: Annotated[int | None, _limit(
         "--max-frame", "Maximum request size; larger requests close the connection  [default: "
@@ -129,7 +129,7 @@ def command(
                        "keep.")] = "disk",
     idle_exit: Annotated[int | None, typer.Option(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
-        help="Stop when no client was connected for this time (10s, or seconds).")] = None,
+        help="Stop when no client has been connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="Stop when standard input (a pipe from the parent program) "
                                  "closes. With --temp, faults can be injected "

@@ -37,8 +37,7 @@ FEW = 20_000
 """Maximum number of entries pointing into a missing file that are examined one by one."""
 _MAX_RUNS = 400
 _AHEAD = 512
-"""Number of entries read at once from the start of a hole on, because the next hole is often
-near.
+"""Number of entries read at once, starting at a hole, because the next hole is often close to it.
 """
 _BACK = 1 << 12
 """Number of positions before the expected position in which a message's entry is searched for."""
@@ -121,7 +120,7 @@ class HoleEntries:
 
     * ``rows``: entries that point into damaged regions.
     * ``astray``: entries that point to other offsets in the log.
-    * ``ahead``: number of entries that point after the log's last file.
+    * ``ahead``: number of entries that point past the end of the log's last file.
     * ``beyond``: the first of these entries.
     * ``columns``: for each missing file with very many entries, by start of the file, the entries
       that point into it.
@@ -229,8 +228,8 @@ class Gatherer:
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: HoleEntries) -> Iterator[FoundRow]:
-        """Yield the entries in a queue's holes. Most entries that point after the log are only
-        counted.
+        """Yield the entries in a queue's holes. Most entries that point past the end of the log are
+        only counted.
         """
         if not queue.exists:
             return

@@ -42,8 +42,8 @@ def checked_target(out: str) -> str:
     refuse_in_store(out)
     try:
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-            raise RefusedError(f"{out}: already exists; name a new folder (nothing is ever "
-                               "replaced or added to)")
+            raise RefusedError(f"{out}: already exists; name a new folder (existing files are "
+                               "never changed)")
     except OSError as error:
         raise StoreIOError.from_oserror(error, out, "read") from None
     parent = os.path.dirname(target)

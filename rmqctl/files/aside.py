@@ -109,7 +109,7 @@ def save_file(path: str, root: str) -> str | None:
     not exist.
 
     The copy is in ``.rmqctl/kept`` of the store at `root`. Its path there is the file's path in the
-    store and a number.
+    store, followed by a number.
 
     Raises: StoreIOError.
     """

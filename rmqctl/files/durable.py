@@ -505,7 +505,9 @@ def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
 
 
 def _unnamed(folder: str, path: str) -> int:
-    """Return a file without a name in ``folder``; -1 if the file system does not support that."""
+    """Create a file without a name in ``folder``, and return its descriptor; -1 if the file system
+    does not support such files.
+    """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC,
                      _as_closed(FILE_MODE, folder))

@@ -1,4 +1,4 @@
-"""State of a file without reading it: length, modification time, inode."""
+"""State of a file, known without reading the file: length, modification time, inode."""
 
 from __future__ import annotations
 

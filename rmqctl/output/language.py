@@ -51,7 +51,9 @@ class Language:
     catalog: Catalog = field(default_factory=Catalog)
 
     def say(self, value: Any) -> Any:
-        """Return a `Phrase` in this language; any other value is data and returned unchanged."""
+        """Return a `Phrase` in this language; any other value is data, and is returned
+        unchanged.
+        """
         return value if not isinstance(value, Phrase) else self.catalog.tidy(
             value.translated(self.catalog))
 

@@ -123,7 +123,7 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Write all of ``data``, also to an unbuffered stdout, where a single write may be
+        """Write all of ``data``, even to an unbuffered stdout, where a single write may be
         incomplete.
         """
         assert self._buffer is not None

@@ -50,8 +50,8 @@ class _Template(NamedTuple):
 
 
 def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the pieces of a template: a text, and the name and the format of the value after it
-    (None and "" without a value).
+    """Yield the pieces of a template: a text, and the name and the format of the value after the
+    text (None and "" if no value follows).
     """
     for text, name, form, _ in string.Formatter().parse(template):
         yield text, name, form or ""

@@ -328,8 +328,8 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the number of the first entry that points to ``physical`` or a later offset; the end
-    of the queue without such an entry.
+    """Return the index of the first entry that points to ``physical`` or a later offset; the end of
+    the queue if there is no such entry.
 
     Binary search finds the entry, because physical offsets ascend. Padding entries come first and
     point to offset 0.

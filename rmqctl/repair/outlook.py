@@ -72,8 +72,8 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
 
 
 def damaged_tail(store: Store, plan: Plan) -> DamagedTail | None:
-    """Return the earliest filler of a ``plan`` at which the log could be truncated without the loss
-    of an intact record. The truncated log would need fewer fillers.
+    """Return the earliest filler of a ``plan`` at which the log could be truncated without losing
+    an intact record. The truncated log would need fewer fillers.
 
     None if no such filler exists, or records are undecided.
     """

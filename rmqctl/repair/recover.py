@@ -694,8 +694,8 @@ class _Planner:
             self._store, part, self._watch, self._options.jobs))
 
     def _unjudged(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Return the LMQs that are not rebuilt because it is unknown whether they lack entries.
-        Return none if the user switched multi-dispatch off or asked for all entries.
+        """Return the LMQs that are not rebuilt because it is unknown whether entries are missing.
+        The result is empty if the user switched multi-dispatch off or asked for all entries.
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(

@@ -55,8 +55,8 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """Return the target of a log file. For a missing file, this is the path that the file would
-    have.
+    """Return the path of the log file for a part of the log. For a missing file, this is the path
+    that the file would have.
 
     The bytes of the part may be in another file that does not belong to the log.
     """

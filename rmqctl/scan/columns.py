@@ -6,8 +6,8 @@ exact bytes are in ``record``. A record batch covers one batch of the walk (2 Mi
 larger record). It may be kept, because it does not refer to the walk's buffer.
 
 Properties follow `rmqctl.formats.local.properties.parse`. The key ends at the first separator.
-Empty keys and values are ignored. Of a duplicate key, the last value counts, at the position of the
-first. Keys are decoded before they are compared.
+Empty keys and values are ignored. If a key occurs twice, its last value counts, at the position of
+its first value. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
 
 def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Array] | None:
     """Return (first position, last position) of each key of each row; first positions ascend. None
-    if no key is duplicate.
+    if no key is duplicated.
 
     ``keys`` are numbers below ``width``.
     """

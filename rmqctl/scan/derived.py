@@ -212,7 +212,7 @@ class LeadsOf:
         """Expected maximum number of keys per message, for which space is allocated beforehand."""
 
     def of(self, batch: Batch, topic: Array) -> DerivedColumns:
-        """Return the values; ``topic``: the number of each message's topic in the dictionary."""
+        """Return the values; ``topic``: the index of each message's topic in the dictionary."""
         when = batch.column("store_timestamp")
         if active() is not None:
             return self._by_kernel(batch, topic, when)

@@ -43,7 +43,8 @@ class Span:
     ``offset``: physical offset.
     ``length``: in bytes.
     ``reason``, ``field``: the fault, if the bytes are damaged.
-    ``located``: whether the span is exactly one record, not the result of a search for the next.
+    ``located``: whether the span is exactly one record, and not the result of a search for the next
+        record.
     ``doubtful``: frames in the span that may be records of the log or part of a body.
     """
 

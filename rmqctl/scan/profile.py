@@ -72,7 +72,7 @@ class Timeline:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
-        """Combine steps to longer steps; steps are never split."""
+        """Combine steps into longer steps; steps are never split."""
         if step > self.step:
             scale, narrow = step // self.step, self.steps
             self.step, self.steps = step, {}

@@ -44,10 +44,10 @@ class TolerantWalk:
     order.
 
     ``open_source`` is called once; if it fails, the entire range is unreadable. After a failed
-    read, the walk continues in small steps up to the unreadable position. It skips `SKIPPED` bytes
-    or more and continues at the next provable record.
+    read, the walk continues in small steps up to the unreadable position. It skips at
+    least `SKIPPED` bytes and continues at the next provable record.
 
-    ``first`` (known with the first item), ``position``, ``sound``: as in `Walk`.
+    ``first`` (known after the first item), ``position``, ``sound``: as in `Walk`.
     ``shrunk``: whether the file ends before ``end``.
     ``no_stale``: whether stale records next to damage count as damage.
     """

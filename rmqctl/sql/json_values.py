@@ -39,7 +39,7 @@ def moment_text(value: datetime) -> str:
 
 
 def micros_text(value: int) -> str:
-    """Return a time in µs since 1970 as ISO-8601, also for years that Python's calendar does not
+    """Return a time in µs since 1970 as ISO-8601, even for years that Python's calendar does not
     support.
     """
     try:

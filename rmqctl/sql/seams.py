@@ -222,7 +222,7 @@ def shrank(name: str, planned: int, size: int) -> StoreIOError:
 
 
 def zeros(physical: int, length: int) -> Batch:
-    """Return a batch without messages, with one frame of zeros."""
+    """Return a batch that contains no messages, only one frame of zeros."""
     nothing = np.zeros(0, np.int64)
     batch = Batch(np.zeros(0, np.uint8), physical, nothing, [], {})
     batch.spans = [Span(ZERO, physical, length)]

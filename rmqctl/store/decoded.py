@@ -24,7 +24,7 @@ class Decoded(NamedTuple):
 
     def field(self, name: str) -> Any:
         """Return the value of ``decoded``, ``decoded_as`` or ``internal``, or of a field of the
-        body by its path; None if the body lacks the field.
+        body by its path; None if the body has no such field.
         """
         if name == "decoded":
             return self.value

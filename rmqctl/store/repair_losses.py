@@ -116,8 +116,8 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     """Return the losses of repairs of the store at ``root``, except messages that were restored
     later.
 
-    ``log``: None: return the losses of the tier at ``root``. ``end``: the offset at which a repair
-    has truncated the log.
+    If ``log`` is None, return the losses of the tier at ``root``. ``end``: the offset at which a
+    repair has truncated the log.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)

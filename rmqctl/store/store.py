@@ -683,8 +683,8 @@ class Store(Closing):
 
     @cached_property
     def _index_shapes(self) -> dict[int, IndexShape]:
-        """For each file size: the shape that most of the examined index files of this size prove by
-        their content.
+        """For each file size: the shape that the contents of most examined index files of this size
+        prove.
         """
         votes: dict[int, Counter[IndexShape]] = {}
         for file in self.index_listing.files:

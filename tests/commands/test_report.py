@@ -439,7 +439,7 @@ def test_a_report_never_writes_over_anything_or_into_a_store(tiny: tiny_stores.T
                                                              tmp_path: Path) -> None:
     there = tmp_path / "there.html"
     there.write_text("precious")
-    assert "nothing is ever replaced" in rmqctl("report", tiny.root, "--out", there).expect(6).err
+    assert "files are never changed" in rmqctl("report", tiny.root, "--out", there).expect(6).err
     assert there.read_text() == "precious"
     inside = tiny.root / "config" / "report.html"
     rmqctl("report", tiny.root, "--out", inside).expect(2)

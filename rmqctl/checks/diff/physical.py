@@ -41,7 +41,7 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """A comparison of the frames of two logs, from the current positions of the cursors on.
+    """A comparison of the frames of two logs, starting at the cursors' current positions.
 
     A frame that only one log has counts as missing from the other log. Batches passed to `same`,
     `missing` and `different` are valid only during the call.

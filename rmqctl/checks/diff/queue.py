@@ -176,8 +176,8 @@ class QueuePass:
         stream.fresh_count += len(part[0])
 
     def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
-        """Return the keys, digests and physical offsets of the messages that the other store may
-        have.
+        """Return the keys, digests and physical offsets of those messages that can also be in the
+        other store.
         """
         queue_offset = batch.column("queue_offset")
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),

@@ -73,7 +73,7 @@ class ReadableQueues:
 
     @cached_property
     def user(self) -> list[str]:
-        """Return the topics that producers send to: no system, retry or dead letter topics."""
+        """Return the topics that producers send to (not system, retry or dead letter topics)."""
         return [topic for topic in self.with_messages
                 if is_user_topic(topic) and group_of(topic) is None]
 

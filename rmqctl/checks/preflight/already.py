@@ -458,7 +458,7 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return the distinct positions of lost messages, and the number of positions by topic.
+        """Return the distinct positions of lost messages, and how many of them each topic has.
 
         A position counts for the topic of a light queue only if no other queue has an entry for the
         position.

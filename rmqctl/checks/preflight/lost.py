@@ -126,7 +126,7 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Return columns of messages: the number of the topic, and the fields `_NOTED`."""
+        """Return columns of messages: the index of the topic, and the fields `_NOTED`."""
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:

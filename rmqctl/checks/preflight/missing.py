@@ -24,7 +24,7 @@ from rmqctl.store.store import Store
 
 
 class MissingMessages(NamedTuple):
-    """Numbers of messages that a store has lost.
+    """Counts of the messages that a store has lost.
 
     ``known_lost``: messages that entries, index or consumer offsets show but the log lacks (None:
     unknown).

@@ -94,7 +94,7 @@ class SecondStart:
 
     @property
     def sentence(self) -> Phrase:
-        """Return the second start as one sentence."""
+        """Return a sentence about what the second start loses."""
         return Phrase(
             "The second, clean start truncates the log at {offset} and loses {count:,} message "
             "that this start keeps: {why}",

@@ -1,6 +1,4 @@
-"""Records found in a scan of a log that may be messages or part of the body of a
-damaged message.
-"""
+"""Records in a log that may be messages, or part of a damaged message's body."""
 
 from __future__ import annotations
 

@@ -425,8 +425,8 @@ def _length(sequence: FileSequence, file: StoreFile, size: int, unit: int,
             length=abs(file.size - size))
     elif size % unit:
         yield sequence.finding("file-size",
-                               f"{file.size} bytes are not a multiple of the {unit}-byte "
-                               "units", file.path, base=file.base, position=size - size % unit,
+                               f"size {file.size} is not a multiple of the unit size, {unit} "
+                               "bytes", file.path, base=file.base, position=size - size % unit,
                                length=size % unit)
 
 

@@ -37,7 +37,7 @@ def command(
     keep: Annotated[int | None, typer.Option(
         "--keep", metavar="SPAN", parser=parse_duration, show_default=False,
         help="Remove restore points older than SPAN (30d), and files that only they need. The "
-             "newest point stays.")] = None,
+             "newest point is kept.")] = None,
     incremental: Annotated[bool, typer.Option(
         "--incremental", help="No effect: every run copies only what is new.",
         hidden=True)] = False,

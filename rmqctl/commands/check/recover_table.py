@@ -17,8 +17,8 @@ def command(
         "--source", help="Offsets in JSON. log: from the log, or from the queue if its messages "
                          "expired. both: the larger offset.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="disk: the log on disk, also after damage. broker: what a broker would keep "
-                       "at startup.")] = "disk",
+        "--view", help="disk: the log on disk, including the part after damage. broker: what a "
+                       "broker would keep at startup.")] = "disk",
     jobs: Jobs = 0,
     store: StoreQueues,
     out: Out,

@@ -53,8 +53,8 @@ def command(
         help="Only (comma-separated) commitlog, consumequeue, index, checkpoint, "
              "topic-queue-table, timer or config.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
-        "--strategy", help="salvage: keep every intact message. broker: as a broker's startup, "
-                           "which truncates at the first damage.")] = "salvage",
+        "--strategy", help="salvage: keep every intact message. broker: truncate at the first "
+                           "damage, as a broker's startup does.")] = "salvage",
     topic: Topic = None,
     queue: Queue = None,
     missing_file: Annotated[Literal["fillers", "blank"], typer.Option(

@@ -234,7 +234,7 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 def _warn(out: Output, result: StoreResult) -> None:
     """Warn about damaged and missing ranges, messages with a wrong CRC, fillers, and lost messages
-    in the export of one store. Of many ranges, only the first are named.
+    in the export of one store. If there are many ranges, only the first ones are named.
     """
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):

@@ -92,7 +92,7 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
 
 
 def not_found(out: Output, faults: ReadFaults, *reasons: str) -> None:
-    """Warn why a query found nothing, which makes the exit code at least 1."""
+    """Print warnings that explain why a query found nothing; the exit code is then at least 1."""
     for reason in reasons:
         out.warn(reason)
     faults.has_findings = True

@@ -166,8 +166,8 @@ class LayoutOptions(OptionGroup):
         return tuple(self.commitlog_dirs or ())
 
     def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
-        """Return the log folders that ``--commitlog-dir`` names; without the option and with one
-        store root, the log folders that broker.conf names.
+        """Return the log folders that ``--commitlog-dir`` names. Without this option, and with only
+        one store root, return the log folders that broker.conf names.
         """
         if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
             return tuple(self.commitlog_dirs or ())

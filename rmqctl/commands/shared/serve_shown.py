@@ -134,7 +134,7 @@ class ServeOutput:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """Print an event; wait up to `_PATIENCE_S` seconds until the reader of the output reads."""
+        """Print an event; wait up to `_PATIENCE_S` seconds for the reader of the output."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)

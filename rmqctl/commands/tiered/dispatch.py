@@ -169,8 +169,8 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
             progress.hide()
             _show(out, result, dry_run=False)
             if result.stopped:
-                out.warn("interrupted: uploaded messages stay, and the next run continues after "
-                         "them")
+                out.warn("interrupted: uploaded messages are kept, and the next run continues "
+                         "after them")
             signals.check()
     return result
 

@@ -38,10 +38,10 @@ def command(
 ) -> None:
     """List queues, segments and index files of a tier.
 
-    Compares segment files with the metadata: "stale-metadata" is a file with more bytes than the
-    metadata records, "short" one with fewer, "no-metadata" one that a broker does not see,
-    "no-file" an entry without a file. jsonl, csv and tsv list the queues or (with --segments) the
-    segments; json also has the index files.
+    Compares segment files with the metadata. "stale-metadata": the file has more bytes than the
+    metadata records; "short": it has fewer; "no-metadata": a broker does not see the file;
+    "no-file": the file of an entry is missing. jsonl, csv and tsv list the queues or (with
+    --segments) the segments; json also has the index files.
 
         rmqctl tiered ls /data/tieredstore
         rmqctl tiered ls /data/tieredstore --segments --topic orders

@@ -1,4 +1,4 @@
-"""``rmqctl dlq requeue``: send dead letters again, to their topic, another store, or a file."""
+"""``rmqctl dlq requeue``: send dead letters again: to their topic, another store, or a file."""
 
 from __future__ import annotations
 

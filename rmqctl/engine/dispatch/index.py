@@ -274,7 +274,7 @@ class IndexFileWriter:
         self._pending = 0
 
     def _write_entries(self) -> None:
-        """Write the new entries. Nobody reads them before the header counts them."""
+        """Write the new entries. Readers ignore them until the header counts them."""
         if self._entries:
             # Join them as bytes: numpy would concatenate them in native byte order.
             body = b"".join([entries.view(np.uint8).data for entries in self._entries])

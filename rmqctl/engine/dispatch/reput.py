@@ -42,10 +42,10 @@ of a message as (address, filter bit map); each value is None if unknown.
 """
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
-"""Function that returns the queue id of each entry of a multi-dispatched message in a further
+"""Function that returns the queue id of each entry that a multi-dispatched message has in a further
 queue.
 
-Arguments: the queue names; for each entry, the number of the queue's name, the message's queue id,
+Arguments: the queue names; for each entry, the index of the queue's name, the message's queue id,
 the queue offset, and the physical offset.
 """
 

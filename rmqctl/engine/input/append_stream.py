@@ -413,7 +413,7 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Return the number of bytes left in the current file; without a file, the file size."""
+        """Return the number of bytes left in the current file; the file size if no file is open."""
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:

@@ -31,7 +31,7 @@ NONE = -1
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")
-"""Parts of the names of properties that request a special treatment: DELAY, TIMER_DELAY_*,
+"""Parts of the names of properties that request special treatment: DELAY, TIMER_DELAY_*,
 TIMER_DELIVER_MS, INNER_*."""
 
 QueueKey = tuple[str, int]
@@ -112,7 +112,7 @@ class Lanes:
 
 
 class LaneArrays:
-    """The values of lanes as columns, with an element for each lane (at least one)."""
+    """The values of lanes as columns: one element for each lane, or a dummy if there is no lane."""
 
     def __init__(self, lanes: Lanes) -> None:
         heads = [kind.pack(

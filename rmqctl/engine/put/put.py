@@ -76,7 +76,7 @@ class Recorder:
         self.renumbered = 0
         """Number of entries whose queue offset differs from the recorded one."""
         self.misplaced = 0
-        """Number of entries that kept a queue offset that does not continue the queue."""
+        """Number of entries whose kept queue offset does not continue the queue."""
 
     def place(self, record: Record) -> PlacedRecord:
         """Set the version, the CRC and the queue offsets in a record; ``record`` itself is
@@ -355,12 +355,12 @@ class Putting(Closing):
 
     @property
     def renumbered(self) -> int:
-        """Number of recorded messages that got another queue offset."""
+        """Number of messages whose queue offset differs from the recorded one."""
         return self._path.recorder.renumbered
 
     @property
     def misplaced(self) -> int:
-        """Number of recorded messages whose queue offset was kept although it does not continue the
+        """Number of messages whose kept queue offset does not continue the
         queue.
         """
         return self._path.recorder.misplaced

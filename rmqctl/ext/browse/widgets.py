@@ -311,8 +311,8 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells as one line. A row of damage has only some cells; a text fills the space
-    of the others.
+    """Return a row's cells as one line. A damage row has only some cells; a text fills the space of
+    the other cells.
     """
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):

@@ -28,7 +28,9 @@ MAX_BYTES = 8 << 20
 memory.
 """
 MAX_SECONDS = 10.0
-"""Maximum CPU time of a body; wall-clock time if the system has no CPU time for a thread."""
+"""Maximum CPU time in seconds for decoding a body; wall-clock time if the system does not measure
+the CPU time of threads.
+"""
 _LOOK, _IDLE = 1.0, 5
 
 

@@ -22,8 +22,8 @@ MAX_LABELS = 1000
 REST = "*"
 """The label of the sum of all other groups and topics, including groups and topics of this name."""
 _MAX_EVENTS = 50
-"""Maximum number of events of one kind per second. More events are combined into one with their
-total.
+"""Maximum number of events of one kind per second. Further events are combined into one event with
+their total.
 """
 _LAG_S = 0.02
 """Maximum seconds for computing lags, which happens at most once a second."""
@@ -199,7 +199,7 @@ def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
 
 
 def clients_now(server: Server, most: int) -> list[dict[str, Any]]:
-    """Return some of the clients that sent heartbeats, with the number of their groups."""
+    """Return at most ``most`` of the clients that sent heartbeats; ``groups``: number of groups."""
     clients: dict[tuple[str, str], dict[str, Any]] = {}
     for broker in server.brokers:
         for member in broker.groups.members():

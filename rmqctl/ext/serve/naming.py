@@ -15,7 +15,7 @@ def json_response(value: Any) -> Response:
 
 
 def route(broker: Broker, call: Call) -> Response:
-    """Answer with the brokers that have a topic, and its number of queues on each broker."""
+    """Answer with the brokers that have a topic, and the number of its queues on each of them."""
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []

@@ -61,8 +61,8 @@ class _Line(Generic[_Of]):
         return len(self._heap)
 
     def is_first(self, expected: float) -> bool:
-        """Return whether a turn of ``expected`` seconds, requested now, would come before those of
-        all waiters.
+        """Return whether a turn of ``expected`` seconds, requested now, would come before the
+        turns of all waiters.
         """
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
@@ -119,8 +119,8 @@ class Hosts(Generic[_Of]):
         return host
 
     def is_first(self, name: str, expected: float) -> bool:
-        """Return whether a turn for the address ``name``, requested now, would come before those of
-        all waiters.
+        """Return whether a turn for the address ``name``, requested now, would come before the
+        turns of all waiting connections.
         """
         if not self._waiting:
             return True

@@ -261,7 +261,7 @@ class FlatQueue:
         return max(self.cq_start, self.first_message_offset())
 
     def first_message_offset(self) -> int:
-        """Return the queue offset field of the commit log's first message; -1 without a message.
+        """Return the queue offset field of the commit log's first message; -1 if it has none.
 
         Like a broker, read bytes 20 to 27 of the first segment without a check.
         """

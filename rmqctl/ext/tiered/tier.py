@@ -131,7 +131,7 @@ class Tier(Closing):
 
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:
-        """Yield the matching queues, sorted by cluster, broker, topic and number."""
+        """Yield the matching queues, sorted by cluster, broker, topic and queue id."""
         for name, queue in sorted(self.contents.queues.items(), key=lambda item: (
                 item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
             if (topic in (None, name.topic) and queue_id in (None, name.queue_id)

@@ -108,7 +108,7 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
         every.update(folders := below)
     if folders:
         raise StoreIOError(f"cannot list {remote.where(folders[0])}: folders are nested "
-                           f"more than {_MAX_DEPTH} deep")
+                           f"nested folders")
     return rows
 
 

@@ -18,7 +18,7 @@ def uploaded(target: str) -> Iterator[str]:
     """Yield the path for writing a new file or folder.
 
     For a URL, the path is in a temporary folder. At the end, the files in this folder are uploaded,
-    the top-level files last. A ``target`` that is not a URL is the path itself. Raises:
+    the top-level files last. If ``target`` is not a URL, it is the path itself. Raises:
     RefusedError if the URL already exists, StoreIOError.
     """
     if not is_url(target):

@@ -315,9 +315,9 @@ def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
 
 
 def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
-    """Return the value of a text in which bare keys were quoted, if nothing follows the value.
+    """Return the value in ``quoted`` (the text with bare keys quoted), and the length of ``text``.
 
-    Raises: ValueError.
+    Raises: ValueError, also if anything follows the value.
     """
     value, end = decoder.raw_decode(quoted, _behind_space(quoted, start))
     if _behind_space(quoted, end) != len(quoted):

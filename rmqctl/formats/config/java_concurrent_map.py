@@ -44,7 +44,7 @@ def copied(count: int) -> int:
 
 
 def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]:
-    """Return the items of a mapping, which is in insertion order, in Java's iteration order.
+    """Return a mapping's items in Java's iteration order. The mapping is in insertion order.
 
     ``capacity`` is the initial capacity of the table, a power of two.
     """

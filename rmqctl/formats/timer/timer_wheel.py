@@ -52,7 +52,7 @@ dtype = SLOT.dtype
 
 
 def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:
-    """Return the number of the slot for a time."""
+    """Return the index of the slot for a time."""
     return time_ms // precision % SLOTS
 
 

@@ -40,8 +40,8 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Minimum number of undecided records with the same shift for which this shift counts as a log's.
-Applies if no log was found in the source.
+"""Minimum number of undecided records with the same shift that make this shift count as a log's
+shift. Applies only if no log was found in the source.
 """
 
 
@@ -261,7 +261,8 @@ class Carving:
 
     def _settle(self, scan: Scan, log_shift: Spool, *, is_named: bool) -> None:
         """Classify the doubtful and embedded records of a source. Such a record is in place if a
-        fragment of the log ends in the damaged record, before the record's position.
+        fragment of the log ends in the damaged record, at or before the position of the doubtful or
+        embedded record.
         """
         for spool, others in ((self._unsure, self._doubtful), (self._inside, self._embedded)):
             for rows in spool.chunks():

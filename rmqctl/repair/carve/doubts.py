@@ -44,7 +44,7 @@ class Doubts:
         """By shift: (end of the last piece, position up to which records are doubtful)."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self.gap = 0
-        """Position of the unknown bytes because of which the last call of `until` found records
+        """Position of the unknown bytes that made the last call of `until` classify records as
         doubtful.
         """
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None

@@ -172,7 +172,7 @@ class Pieces:
 
 
 class Claims:
-    """The physical offsets that messages in place occupy, by their store hosts."""
+    """The physical offsets that messages in place occupy, by store host."""
 
     def __init__(self) -> None:
         self._of: dict[int, list[tuple[int, int]]] = {}

@@ -344,8 +344,8 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """Add the chain of records with another shift at this position to the undecided records. A
-        long chain is followed as a log instead.
+        """Add the chain of records that starts here, with a different shift, to the undecided
+        records. A long chain is followed as a log instead.
         """
         window, begin = self._window, self._at
         self.pieces.chains.start(shift, begin)

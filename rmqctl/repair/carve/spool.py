@@ -116,7 +116,9 @@ def identity(page: Page) -> Array:
 
 
 def hosts_of(page: Page) -> Array:
-    """Return a number (int64) for each store host, the same for every kind of page."""
+    """Return a number (int64) for the store host of each record. All kinds of pages use the same
+    numbers.
+    """
     if not isinstance(page, BatchPage):
         joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))

@@ -126,7 +126,7 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
 
 
 class StoreMaker:
-    """Collector and writer of the messages of a carving. Use as a context manager.
+    """Collects and writes the carved messages. Use as a context manager.
 
     Nothing is created before `write`.
 

@@ -203,7 +203,7 @@ class _Mender:
             reason += f"its backup has {kind.counted(len(old))}"
         else:
             verb = "mend"
-            reason += f"{kind.counted(len(fresh))} before the damage can be read"
+            reason += f"{kind.counted(len(fresh))} before the damage are readable"
             if only_old:
                 where = "the backup" if export is None else export.name
                 reason += f", {len(only_old)} more are in {where}"

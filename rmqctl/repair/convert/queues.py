@@ -53,7 +53,7 @@ _TO_ROCKSDB = (
     "a broker reads these consume queues with storeType=defaultRocksDB (5.2.0 or later), and then "
     "also keeps topics, groups and consumer offsets in RocksDB. At its first start, it reads only "
     "JSON files whose dataVersion counter is higher than its own. The counter of "
-    "consumerOffset.json often is not; groups then lose their offsets")
+    "consumerOffset.json often is not higher; groups then lose their offsets")
 _TWICE = "a broker with rocksdbCQDoubleWriteEnable starts a new database beside the files"
 _TO_FILES = ("a broker reads these consume queues with storeType=default, and topics, groups and "
              "consumer offsets from the JSON files in config/: make sure that these are up to date")

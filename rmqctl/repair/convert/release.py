@@ -213,8 +213,8 @@ class _Conversion(Changes):
             self._count(record)
             if len(self._gone) > MAX_LEFT_OUT:
                 raise RefusedError(
-                    f"{self.store.root}: more than {MAX_LEFT_OUT:,} records would be left out, "
-                    "which is the limit of a plan. Let consumers read them, then run `rmqctl "
+                    f"{self.store.root}: a plan can leave out at most {MAX_LEFT_OUT:,} records, "
+                    "but this store needs more. Let consumers read them, then run `rmqctl "
                     "expire STORE` to delete their files")
         for path, file_pieces in pieces.items():
             self.act(Patch(target(self.store, path), tuple(file_pieces)), "leave out",
@@ -437,7 +437,7 @@ def _remedy(feature: str) -> Phrase:
 
 
 def has_batches(queue: BatchQueue) -> bool:
-    """Return whether a batch queue cannot become a plain queue: an entry is for several messages,
+    """Return whether a batch queue cannot become a plain queue: an entry covers several messages,
     or the queue has a gap.
     """
     rows = queue.all_used()

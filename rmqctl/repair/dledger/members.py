@@ -102,7 +102,7 @@ class _Job:
     """Byte ranges already copied from a source, after a comparison with the other sources."""
     chances: Chances = field(default_factory=Chances)
     contested: list[tuple[int, int, int]] = field(default_factory=list)
-    """Entries that are not copied at first, because another log contradicts them: (number of the
+    """Entries that are not copied at first, because another log contradicts them: (index of the
     conflict action, start, end).
     """
     end: int | None = None
@@ -326,8 +326,8 @@ class _Job:
     def _trust(self, log: CommitLog, at: int) -> int:
         """Return the weight of the evidence for an entry.
 
-        The evidence is that of its message in this store, and header fields with values that
-        brokers write.
+        The evidence consists of what this store contains about the entry's message, and of header
+        fields with values that brokers write.
         """
         place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
         head = None if place is None else whole_entry(*place)

@@ -362,8 +362,8 @@ def _drop_config(changes: Changes, store: Store, topics: Sequence[str], groups: 
 
 
 def _with_bare_numbers(value: Any) -> Any:
-    """Return the table with numbers as keys for queue ids and queue offsets, as a broker writes
-    them.
+    """Return the table, in which keys that are queue ids or queue offsets are numbers, as a broker
+    writes them.
     """
     if not isinstance(value, dict):
         return value

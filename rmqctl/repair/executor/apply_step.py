@@ -190,8 +190,8 @@ class StepStates:
         return numbers
 
     def _old_name_restored(self, record: StepRecord, target: FileStamp) -> bool:
-        """Return whether a moved file has its old name again (after a power failure), besides the
-        new one.
+        """Return whether a moved file has both its old and its new name, as a power failure can
+        leave it.
         """
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))

@@ -108,7 +108,7 @@ class Interrupted:
     """A repair, or its undo, that was committed and is not finished.
 
     * ``root``: path of the store where the repair was made, according to its journal.
-    * ``host``: name of that machine, which is only shown.
+    * ``host``: name of the machine where the repair was made, to show to the user.
     * ``question``: reason why the user must name the repair before it is completed, or empty.
     """
 

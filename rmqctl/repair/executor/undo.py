@@ -146,7 +146,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
         return
     later = overlapping(journal, _later(root, repair_id))
     if later is not None:
-        raise RefusedError(f"repair {later} changed some of the same files later: undo that first")
+        raise RefusedError(f"repair {later} changed some of the same files later; undo it first")
     changed, times = _examine(root, journal, named, applied=state == "applied")
     if changed and not force:
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""

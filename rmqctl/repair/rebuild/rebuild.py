@@ -448,7 +448,7 @@ class RebuildProgress(LogSummary):
     unplaceable: int = 0
     repeated: int = 0
     finished: str = ""
-    """A digest of the files at the end of the run; empty before."""
+    """A digest of the files at the end of the run; empty until then."""
 
 
 class StateFile:

@@ -120,7 +120,7 @@ def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[ChangedB
 
 
 def _with(record: Record, change: ChangedByte) -> bytes:
-    """Return the properties of a message with a change."""
+    """Return the properties of a message after a change of one byte."""
     raw = record.properties
     at = change.place - (record.physical_offset + record.total_size - len(raw))
     return raw[:at] + bytes([change.after]) + raw[at + 1:]

@@ -86,7 +86,9 @@ def _progress_is_damaged(findings: list[Finding]) -> bool:
 
 
 def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:
-    """Return whether units are damaged or missing, not only beyond the end of the commitlog."""
+    """Return whether units are damaged or missing. Units at the end of the timer log that point
+    beyond the end of the commitlog do not count.
+    """
     beyond = files.units(0).physical >= log_end
     if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged unit: valid ones follow
         return True

@@ -98,13 +98,13 @@ class Comparison:
     bare: bool = False
 
     def settle(self) -> None:
-        """Resolve the conflicts after both logs are compared.
+        """Resolve the conflicts after both logs have been compared.
 
         If our consume queues and index match the source's record better, our record is damaged.
 
-        If they match our record better, the source's record may be damaged. This is believed if the
-        conflict is the only one between two records that are equal in both logs. Such a conflict is
-        not a split brain.
+        If they match our record better, the source's record may be damaged. It is considered
+        damaged if the conflict is the only one between two ranges that are equal in both logs. Such
+        a conflict is not a split brain.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()

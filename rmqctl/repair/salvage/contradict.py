@@ -199,7 +199,7 @@ class Contradictions:
                     with_fields(raw, queue_offset=fits[0]))):
                 self._records.reasons[run.low] = (
                     f"queue offset {record.queue_offset}: corrected to {fits[0]} (one flipped "
-                    "bit), which its queue lacks")
+                    "bit), which is missing from its queue")
                 return
         behind = [hole.first for hole in self._gatherer.holes.get(key, ()) if hole.end >= ENDLESS]
         if behind and record.queue_offset > behind[0]:

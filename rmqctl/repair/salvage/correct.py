@@ -231,9 +231,9 @@ def _field(raw: bytes, record: Record) -> Correction | None:
 
 def _only_candidate(raw: bytes, record: Record, at: int, after: bytes,
                     what: str) -> Correction | None:
-    """Return the correction of the bytes at ``at`` to their only possible value ``after``.
+    """Return a correction that sets the bytes at ``at`` to ``after``, their only possible value.
 
-    None if the record then does not match its appended CRC.
+    None if the record would still not match its appended CRC.
     """
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:

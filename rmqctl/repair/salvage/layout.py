@@ -150,8 +150,8 @@ class Filling:
             yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
-        """Place messages of unknown physical offset in the gaps; return the messages that do not
-        fit.
+        """Place messages whose physical offset is unknown in the gaps; return the messages that do
+        not fit.
 
         ``waiting``: the messages, in the order in which they must be placed. Messages of one queue
         keep their order.

@@ -448,7 +448,8 @@ class _Job:
                losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
         """Return (region, span to fill) pairs, with the mode of each span.
 
-        In a file that is handled by column, only the gaps are spans.
+        In a missing file whose messages are handled by column, only the gaps between them are
+        spans.
         """
         last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)
@@ -535,7 +536,7 @@ class _Job:
             len(bulk) for start, bulk in losses.bulks.items() if start not in bulks)
         if homeless:
             self.notes.append(f"no space for fillers of {plural(homeless, 'lost message')}: "
-                              "gaps stay in the queues")
+                              "gaps remain in the queues")
         result, empty = without_empty_end([
             replace(part, path=written[number]) if number in written else part
             for number, part in enumerate(laid_over(parts, pieces))])

@@ -1,9 +1,9 @@
 """Restore a damaged body from another message of the same log that must have the same body.
 
-A broker copies bodies: a half message into the message that commits it, a message into its retries
-and dead letters. Equal unique keys, lengths and CRCs do not prove that a message is a copy, because
-a producer can choose or compute all three. Only these references are proof, because no producer can
-write them:
+A broker copies bodies: from a half message to the message that commits it, and from a message to
+its retries and dead letters. Equal unique keys, lengths and CRCs do not prove that a message is a
+copy, because a producer can choose or compute all three. Only these references are proof, because
+no producer can write them:
 
 * The damaged message refers to its half message in preparedTransactionOffset, by physical offset or
   by queue offset in the half topic.

@@ -18,8 +18,8 @@ def cut_epochs(store: Store, to: int) -> Changes:
     cut = Changes()
     for copy in read_epochs(store).copies:
         if copy.fault is not None:
-            cut.notes.append(f"{copy.name}: {copy.reason}; it is left as it is, with any epochs "
-                             "beyond the cut")
+            cut.notes.append(f"{copy.name}: {copy.reason}; it is not changed, even if it has "
+                             "epochs beyond the cut")
         kept = [entry for entry in copy.epochs if entry.start_offset < to]
         gone = len(copy.epochs) - len(kept)
         if not gone:

@@ -46,8 +46,7 @@ _MAX_INSIDE = 64
 many.
 """
 _BEHIND = 1 << 20
-"""Number of bytes after the last possible end in which the next offsets of the queues are searched
-for.
+"""Number of bytes after the last possible end that are searched for the next offsets of the queues.
 """
 
 

@@ -56,7 +56,7 @@ class Led:
         self._size: list[int] = size.tolist()
 
     def _number(self, at: int) -> int | None:
-        """Return the number of the frame at a position in the buffer; None if no entry points to
+        """Return the index of the frame at a position in the buffer; None if no entry points to
         it.
         """
         number = bisect_left(self._at, at)

@@ -82,8 +82,8 @@ def glued(batch: Batch) -> Array:
 
 
 def appended_crcs(batch: Batch) -> tuple[Array, Array]:
-    """Return two boolean arrays: whether each record ends with an appended CRC, and whether it is
-    wrong.
+    """Return two boolean arrays: whether each record ends with an appended CRC, and whether this
+    CRC is wrong.
     """
     length = append_crc.SIZE
     wrong: Array = np.zeros(len(batch), bool)

@@ -72,7 +72,7 @@ def _of_client(path: str, data: bytes, group: str | None, broker: str | None) ->
     brokers = sorted({row.broker for row in rows if broker in (None, row.broker)})
     if len(brokers) > 1:
         raise RefusedError(f"{path}: this client's file has queues of several brokers "
-                           f"({', '.join(brokers)}), and a store belongs to one: pass --broker")
+                           f"({', '.join(brokers)}), but a store belongs to one: pass --broker")
     return {(group, row.topic, row.queue_id): row.queue_offset for row in rows
             if row.broker in brokers}
 

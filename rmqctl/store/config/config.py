@@ -217,8 +217,8 @@ _topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDicti
 
 
 def out_of_date(store: Store, name: str) -> ConfigCopy:
-    """Return a JSON file that RocksDB replaces and no longer updates; its backup if the file is
-    unusable.
+    """Return a JSON file that is no longer updated because RocksDB replaced it; its backup if the
+    file is unusable.
     """
     main = _read_json(store, name)
     return main if main.usable else _read_json(store, name + BACKUP)

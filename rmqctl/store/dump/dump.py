@@ -152,7 +152,8 @@ class Dump(Closing):
 
         base, size = self._target.base, self._source.size
         if self.kind in texts.READERS or self.kind == kinds.TIERED_METADATA:
-            raise UsageError(f"--at is for files of records; the kind of this one is {self.kind}")
+            raise UsageError("--at requires a file of records; the kind of this file is "
+                             f"{self.kind}")
         if not 0 <= position < size and base is not None:
             position -= base
         if not 0 <= position < size:

@@ -312,8 +312,8 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the stale entries after the end of the DLedger log in ``files``; None without stale
-    entries.
+    """Return the stale entries after the end of the DLedger log in ``files``; None if there are
+    none.
 
     Only the last file can have stale entries. If DLedger's index points from entry to entry up to
     the last byte, no entry is read.

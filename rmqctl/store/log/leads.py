@@ -69,8 +69,8 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """The pointers of all pages that were added; None once they exceed the size of a cell, or
-        were used.
+        """The pointers of all added pages; None after they have exceeded the size of a cell or have
+        been used.
         """
         self._samples: list[Array] = []
         self._count = 0

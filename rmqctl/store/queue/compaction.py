@@ -158,7 +158,8 @@ def served_queues(store: Store) -> Iterator[tuple[str, int]]:
 def is_served(store: Store, topic: str, queue_id: int) -> bool:
     """Return whether a broker reads a queue from its compaction log.
 
-    Without a topic configuration, a broker does if the folder of the compaction log exists.
+    A broker does so if the folder of the compaction log exists, and the topic is a compaction
+    topic or has no configuration.
     """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return False

@@ -226,13 +226,13 @@ class FileQueue(ConsumeQueue):
         broker, only these two entries are read.
         """
         self._rows: dict[int, bytes] = {}
-        """All entries of each file that has only a few entries, by the file's number.
+        """All entries of each file that has only a few entries, by file index.
 
         If a broker has many queues, most files have few entries. Written entries do not change, so
         they need not be read again.
         """
         self._leading: dict[int, bytes] = {}
-        """Valid entries at the start of each file with many entries, by the file's number."""
+        """Valid entries at the start of each file with many entries, by file index."""
         self._page: tuple[int, int, bytes] | None = None
         """The last page from which a single entry was read: number of the file, position in the
         file, bytes."""

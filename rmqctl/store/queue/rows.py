@@ -237,7 +237,7 @@ def has_queue_files(store: Store, topic: str) -> bool:
 
 
 def topics_on_disk(store: Store) -> list[str]:
-    """Return, sorted, every topic that has a folder of queues in any structure."""
+    """Return the sorted names of all topics that have a folder of queues in any structure."""
     topics: set[str] = set()
     if store.layout.consumequeue == "rocksdb":
         topics.update(topic for topic, _ in store.known_queues)

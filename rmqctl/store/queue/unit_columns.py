@@ -137,7 +137,7 @@ def _used(units: Array) -> Array:
 
 def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches; ``number``: the number of each unit in its file, None for a queue
+    """Yield rows in batches. ``number``: the index of each unit in its file; None for a queue
     without files.
     """
     if len(units):

@@ -243,7 +243,7 @@ Wrong = tuple[int, str, str]
 
 
 class TimerRecords:
-    """Look-up of the messages of units, a page at a time."""
+    """Lookup of the messages that units point to, one page of units at a time."""
 
     def __init__(self, store: Store, log_end: int,
                  in_damage: Callable[[int], bool] | None = None) -> None:

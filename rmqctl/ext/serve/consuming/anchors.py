@@ -66,7 +66,7 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
             ) -> tuple[list[str | None], list[str]]:
     """Match stores to the entries of a consumer offsets file.
 
-    Return, for each store, the name of its entry (None if it has no entry); and warnings. An
+    Return the name of each store's entry (None if it has no entry), and warnings. An
     entry's name consists of a broker's name, a space and a path.
 
     * An entry with records belongs to a store whose log contains one of these records.

@@ -347,7 +347,7 @@ def _number(value: object) -> int:
 
 
 def _places(text: str) -> list[int]:
-    """Return the numbers of the bits that are set in a base64 bit set. Raises: Failed."""
+    """Return the indexes of the bits that are set in a base64 bit set. Raises: Failed."""
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):

@@ -166,10 +166,10 @@ class GroupDeliveries:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: PopRequest, left: int | None) -> tuple[list[DeliveredMessage], int]:
-        """Return messages, and the number of queues that are not searched yet.
+        """Return messages, and the number of queues that have not been searched yet.
 
-        Pass this number as ``left`` to continue the search after other clients were served. All
-        receipts of one call have the same number. Raises: Failed.
+        Pass this number as ``left`` to continue the search after other clients have been served.
+        All receipts of one call have the same number. Raises: Failed.
         """
         keys = self.keys(wish.queue_id)
         if left is None:

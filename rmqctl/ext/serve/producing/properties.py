@@ -113,8 +113,8 @@ class PropertyBuilder:
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _match(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """Return the plan for the sent properties, and its pattern's match. Without a plan, both
-        are None.
+        """Return the plan for the sent properties, and its pattern's match. If there is no plan,
+        both are None.
         """
         plan = self._last  # producers send the same names again and again
         if plan is not None and (match := plan.match(given)) is not None:

@@ -73,7 +73,7 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
     """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
     ``segments``: the segments of the log in order.
-    ``key_row``: number of the first segment's first entry (see `begin`).
+    ``key_row``: index of the first segment's first entry (see `begin`).
     Raises: StoreIOError.
     """
     shape = shape_of(settings)
@@ -132,7 +132,7 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return (the number of leading spools that a task does not need, the number of index entries
+    """Return (the number of leading spools that a task does not need, the index of index entries
     in these spools).
 
     ``keys``: number of index keys in each spool.

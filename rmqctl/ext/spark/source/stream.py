@@ -191,7 +191,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = target
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the parts into which a batch is divided, between frames. The result depends only
+        """Return the parts of a batch; each part ends between two frames. The result depends only
         on the offsets and the logs.
         """
         parts: list[InputPartition] = []

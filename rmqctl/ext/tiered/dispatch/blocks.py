@@ -108,7 +108,7 @@ class WindowRecords:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """Return the sizes of the records that ``rows`` point to, and the records back to back."""
+        """Return the sizes of the records that ``rows`` point to, and the joined records."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
@@ -135,7 +135,7 @@ def blocks_of(taken: list[WindowRows], cut: WindowRecords,
 
 def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
     """Yield groups of consecutive queues whose blocks are built together. A queue with much data
-    forms a group alone.
+    forms a group of its own.
     """
     group: list[WindowRows] = []
     size = 0

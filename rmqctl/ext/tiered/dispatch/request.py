@@ -189,7 +189,7 @@ def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
     the tier uses the store's metadata (``opened``).
 
     A tier has its own metadata if a dispatch created its ``config/``, or if the store's metadata
-    belongs to another tier. The latter is true if the store's metadata lists segments with data,
+    belongs to another tier. The metadata belongs to another tier if it lists segments with data,
     and either ``tier`` is empty or the store itself contains a tier.
     """
     folder = os.path.join(tier, "config")

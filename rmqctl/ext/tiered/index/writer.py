@@ -201,6 +201,6 @@ def _seconds(times: Array, begin: int) -> Array:
 
 
 def _int32(value: Array | np.int64) -> Array:
-    """Return the low 32 bits, as Java casts a long."""
+    """Return the low 32 bits as a signed number, as a cast from long to int does in Java."""
     low: Array = np.asarray(value & np.int64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
     return low

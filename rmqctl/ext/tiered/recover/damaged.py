@@ -69,7 +69,7 @@ class DamageRepairs:
 
     ``mended``: corrected pieces by the segment's path.
     ``units``: `ROW`s that point to damaged bytes. Each array is inserted before the survey's row
-    with the given number.
+    with the given index.
     ``bounds``: (queue offset, start, end), ordered. The damaged bytes ``[start, end)`` contain the
     record of the queue offset.
     """

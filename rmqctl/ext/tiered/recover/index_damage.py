@@ -125,8 +125,8 @@ class IndexDamage(Items):
                               items["queue_id"][row:row + 1].astype(np.int64))
                 for unknown in tally.unknown:
                     place, size = self._place(file, first + row)
-                    yield note(file, "tiered-index-item", f"item {first + row} is of {unknown}",
-                               place, length=size)
+                    yield note(file, "tiered-index-item",
+                               f"item {first + row} belongs to {unknown}", place, length=size)
                     return
 
     def _strange(self, number: int, item: int) -> Finding:

@@ -364,8 +364,8 @@ class QueueRecovery:
         self._out.act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut",
                       last.size, cut - last.base, "no unit points past this offset")
         if last.size > last.usable or end < last.base:
-            out.notes.append(f"{self._queue.commit_log.folder}: ranges of earlier segments without "
-                             "units are kept")
+            out.notes.append(f"{self._queue.commit_log.folder}: ranges without units in earlier "
+                             "segments are kept")
         return cut
 
     # -- the consume queue ------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: TierRecove
 
 
 def changes_nothing(tier: Tier) -> bool:
-    """Return whether a recovery would not change the tier, or cannot be planned."""
+    """Return whether a recovery would leave the tier unchanged, or cannot be planned."""
     try:
         with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
             return plan_recover(opened, scope_of(opened, None, None), scratch,

@@ -1,8 +1,8 @@
 """Rebuild the consume queue of a queue (tiered.md §4, §17.6).
 
 Units that point to their messages are kept. All other units are created from the messages. A queue
-offset without a unit and a message remains a hole. New files never span a hole, because a broker
-that reads across a hole returns wrong messages. Existing files keep their holes.
+offset that has neither a unit nor a message remains a hole. New files never span a hole, because a
+broker that reads across a hole returns wrong messages. Existing files keep their holes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def breaks(offsets: Array) -> Array:
 
 @dataclass(slots=True)
 class UnitCounts:
-    """Numbers of units by outcome.
+    """Counts of units by outcome.
 
     ``added``: units built for queue offsets without a unit. ``unknown``: units that point into the
     log, but not to an intact message.

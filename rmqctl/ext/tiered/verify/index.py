@@ -294,6 +294,6 @@ def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
                    f"item is from {time_text(high)}", fmt.HEADER.field("end_timestamp").offset,
                    length=8)
     elif end < low:
-        yield note(file, "tiered-oddity", f"header end {time_text(end)} before newest item "
-                   f"{time_text(low)}: lost when a broker reopened it",
+        yield note(file, "tiered-oddity", f"header end time {time_text(end)} is before newest item "
+                   f"{time_text(low)}: lost when a broker reopened the file",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

@@ -57,7 +57,7 @@ class Shifts:
         return segment is not None and any(self._shifts.get(segment.base, {}).values())
 
     def span_of(self, offset: int) -> int | None:
-        """Return the number of the span that contains a logical offset; None if no span contains
+        """Return the index of the span that contains a logical offset; None if no span contains
         it.
         """
         number = bisect_right(self._span_starts, offset) - 1

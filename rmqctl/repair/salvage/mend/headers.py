@@ -279,8 +279,8 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """Return the record with the offset of its half message, and the correction in words.
 
-    The offset is the stored one with one bit corrected, or that of the only half message with the
-    same unique key; else 0.
+    This offset is the stored offset with one bit corrected, the offset of the only half message
+    with the same unique key, or 0 if neither is known.
     """
     stored = record.prepared_transaction_offset
     damage = f"invalid preparedTransactionOffset {stored}"

@@ -452,8 +452,8 @@ class _Round:
         return self._whole(record.physical_offset, after, reason)
 
     def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """Restore a record whose appended CRC matches with another topic. Return its size;
-        else 0.
+        """Restore a record whose appended CRC matches if its topic is replaced. Return its size, or
+        0 if it cannot be restored.
         """
         corrected_topic = self._topics.by_crc(raw, record)
         named = None if corrected_topic is None else replace(record, topic=corrected_topic.topic)

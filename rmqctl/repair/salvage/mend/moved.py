@@ -44,7 +44,7 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 Swap = tuple[int, int, int]
 """Physical offsets of two swapped pages, and the page size."""
 Stretch = tuple[int, int, int]
-"""Number of a file, and a physical range ``[start, end)`` in it."""
+"""Index of a file, and a physical range ``[start, end)`` in it."""
 
 
 def swapped_pages(

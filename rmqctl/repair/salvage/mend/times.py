@@ -12,8 +12,8 @@ the log limit a store time. If exactly one flipped bit makes a time fit between 
 flipped.
 
 A single time out of order is legal, because a clock may be set back. It is kept unless one of these
-proofs contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced: without
-proof by the neighbour's time, so that searches by time work. The plan reports this.
+proofs contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced. If no
+proof exists, the neighbour's time is used, so that searches by time work. The plan reports this.
 
 In benchmarks/stage_yields.py, 49 of 60 store times with one flipped bit are restored, and 11 of 60
 with a random value. Most of the others get the right second.
@@ -260,8 +260,8 @@ class Times:
     def _last_times(self) -> tuple[int, ...]:
         """Return the times in the checkpoint that are store times of the log's last message.
 
-        These times are later than the store times of all earlier messages. Another time may be that
-        of an earlier message, after which the clock was set back.
+        These times are later than the store times of all earlier messages. A time that is not may
+        belong to an earlier message, after which the clock was set back.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
