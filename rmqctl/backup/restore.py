@@ -330,11 +330,11 @@ def notes_of(point: Point, until: int | None, end: int) -> list[str]:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
                      "here: set storePathCommitLog to that folder")
     if point.log_end > end or (until is not None and point.time > until):
-        notes.append(f"configuration and consumer offsets are from {point.id}, which is later: "
-                     "groups may skip messages that they had not read")
+        notes.append(f"configuration and consumer offsets are from {point.id}, which is later "
+                     "than the restored log: groups may skip messages that they had not read")
     elif point.log_end < end:
-        notes.append(f"configuration and consumer offsets are from {point.id}, which is earlier: "
-                     "messages read since then are delivered again")
+        notes.append(f"configuration and consumer offsets are from {point.id}, which is earlier "
+                     "than the restored log: messages read since then are delivered again")
     return notes
 
 

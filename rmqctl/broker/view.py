@@ -60,8 +60,8 @@ def after_start(store: Store, kind: str) -> View:
 
 
 def cut_by_broker(view: View) -> tuple[int, int] | None:
-    """Return the end of the log for a broker, and the end of the last record on disk; None if a
-    broker does not truncate records.
+    """Return (the end of the log as a broker sees it, the end of the last record on disk). Return
+    None if a broker does not truncate records.
     """
     if view.log_end is None:
         return None

@@ -391,9 +391,9 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
     for command in commands(start.metadata.defects):
         yield NextStep(
             command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ") else
-            Phrase("at once sets readQueueNums, so that consumers read all queues of the topic")
+            Phrase("immediately sets readQueueNums, so consumers read all queues of the topic")
             if "--read-queues" in command and "--write-queues" not in command else
-            Phrase("recreates the topic's configuration immediately, so that clients can use "
+            Phrase("immediately recreates the topic's configuration immediately, so clients can use "
                    "the topic"),
             "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):

@@ -21,7 +21,7 @@ PENDING, WAITING = "pending", "not in the timer log yet"
 SKIPPED, UNREACHABLE, GONE = "overdue", "unreachable", "gone"
 MISSING = "missing in the timer log"
 NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
-"""States of messages that a broker will not deliver after any restart."""
+"""States of messages that a broker will never deliver, not even after a restart."""
 
 
 def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:

@@ -104,4 +104,5 @@ def refuse_unseen(path: str) -> None:
     """Raise StoreIOError if a path that the driver created does not exist on this machine."""
     if not os.path.exists(path):
         raise StoreIOError(f"{path}: does not exist on {socket.gethostname()}; workers and driver "
-                           "must see stores and scratch folder (--scratch) under the same paths")
+                           "must see the stores and the scratch folder (--scratch) at the same "
+                           "paths")

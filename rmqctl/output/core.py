@@ -80,7 +80,7 @@ class Output:
         ``verbose``: 1 shows debug lines.
         ``stdout``, ``stderr``: by default those of the process, which may be closed.
         ``lang``: the language of texts for people.
-        ``every``: whether pages list all of many similar entries.
+        ``every``: whether pages list every entry, even if many are similar.
         """
         out = sys.stdout if stdout is None else stdout
         return cls(

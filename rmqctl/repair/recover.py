@@ -359,8 +359,8 @@ class _Planner:
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
-        """Return the id of an earlier repair that moved complete log files aside. None without such
-        a repair, or if undoing it would also revert other changes.
+        """Return the id of an earlier repair that moved complete log files aside. None if there was
+        no such repair, or if undoing it would also revert other changes.
         """
         moved = moved_log(self._store)
         if moved is None:

@@ -72,7 +72,9 @@ class TolerantWalk:
         base, passes = source.base, self._sound
 
         def sound(data: Array, first: int, at: int, end: int) -> int:
-            """Skip sound records; a later failed read does not make the walk process them again."""
+            """Skip the sound records, so that the walk does not process them again after a later
+            failed read.
+            """
             assert passes is not None
             try:
                 reached = passes(data, first, at, end)

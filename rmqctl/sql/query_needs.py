@@ -106,7 +106,7 @@ def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
     """Return the conditions of a query that the data source can apply.
 
-    There are none unless the query reads only the table messages.
+    There are no such conditions if the query reads any table other than messages.
     """
     try:
         node = tree["statements"][0]["node"]

@@ -87,7 +87,7 @@ class QueueProof:
 
 
 class Seams:
-    """The seams of one log file. ``proof``: None without a consume queue to check against."""
+    """The seams of one log file. ``proof``: evidence from a consume queue, if there is one."""
 
     def __init__(self, source: Source, proof: Proof | None) -> None:
         self._source, self._proof = source, proof

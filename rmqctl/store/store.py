@@ -268,7 +268,7 @@ class Store(Closing):
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The snapshot of the store, taken when it is first needed; None unless another process has
+        """The snapshot of the store, taken when it is first needed; None if no other process has
         the store open.
         """
         if self._moment is not None or self._current:

@@ -355,4 +355,4 @@ def test_a_message_of_another_place_is_named(golden: GoldenFolder, expired: Path
                     "--local", expired, "-o", "jsonl").expect(1)
     assert [row["queue_offset"] for row in result.jsonl()] == [
         at for at in range(end) if at != 3]
-    assert f"the tier returns a message of queue offset {3 + (1 << 48)} for" in result.err
+    assert f"the tier returns a message with queue offset {3 + (1 << 48)} for" in result.err

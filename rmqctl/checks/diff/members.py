@@ -413,7 +413,7 @@ def _goes_on(run: DifferingEntries, other: DifferingEntries) -> bool:
 
 
 def committed_index(store: Store) -> int:
-    """Return the committed index from the checkpoint of a store's node; -1 if it does not exist."""
+    """Return the committed index from the checkpoint of a store's node; -1 if it is unknown."""
     try:
         saved = store.nodes[0].checkpoint
     except FormatError:

@@ -162,7 +162,7 @@ def user_groups(names: Iterable[str]) -> set[str]:
 
 
 def user_topics(names: Iterable[str]) -> set[str]:
-    """Return the topics without those that brokers create by themselves."""
+    """Return the topics that brokers do not create by themselves."""
     return {name for name in names if is_user_topic(name)}
 
 

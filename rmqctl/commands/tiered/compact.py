@@ -103,7 +103,7 @@ def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[di
         for done in (plan_local if dry_run else upload_local)(request, now_ms, out.note):
             progress.advance(1)
             if not done.sound:
-                out.warn(f"{done.source}: its chains did not reach all items; the others were "
+                out.warn(f"{done.source}: its chains did not reach all items, so all items were "
                          "assigned to slots by their hashes")
             yield _row(done)
 

@@ -227,7 +227,7 @@ class Survey:
     """
 
     def add(self, behind: Survey) -> None:
-        """Add the results, except the runs, for the next part of the log."""
+        """Add the results for the next part of the log, except the runs."""
         self.regions += behind.regions
         self.borders += behind.borders
         if behind.messages:
@@ -251,7 +251,7 @@ class Survey:
         self.skipping |= behind.skipping
 
     def count_unknown_bits(self, seen: Mapping[int, int]) -> None:
-        """Add numbers of messages by bit pattern; ignore new patterns once `MAX_ODD` are known."""
+        """Add message counts by bit pattern; ignore new patterns once `MAX_ODD` are known."""
         for bits, count in seen.items():
             if bits in self.unknown_bits or len(self.unknown_bits) < MAX_ODD:
                 self.unknown_bits[bits] += count

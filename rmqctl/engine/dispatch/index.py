@@ -125,8 +125,8 @@ class IndexFileWriter:
         return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
-        """Reset the slots that point to uncounted entries to the newest counted entry in their
-        chains.
+        """Make each slot that points to an uncounted entry point to the newest counted entry of its
+        chain instead.
         """
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
@@ -457,7 +457,8 @@ class IndexWriter:
             file.most_pending = self._most_pending
 
     def _name(self) -> str:
-        """Return a file name from the wall clock that is greater than the last file's name.
+        """Return a file name that is derived from the wall clock and greater than the last file's
+        name.
 
         Names must be in the order of creation. Two files of the same millisecond get different
         names, unlike in a broker.

@@ -107,7 +107,7 @@ class BatchItem(msgspec.Struct, gc=False):
 
 
 class OutgoingBatch(msgspec.Struct, gc=False):
-    """Messages of one queue that are put together, into the same file.
+    """Messages of one queue that are put as a batch, into the same file.
 
     ``properties``: the properties string of the batch itself. A broker appends it to the string of
     each message.

@@ -64,7 +64,7 @@ def tree_of(named: str) -> Tree:
 def matching(url: str) -> list[str]:
     """Return the folders that match a URL with ``*``, ``?`` or ``[``; any other URL unchanged.
 
-    Raises: NotAStoreError without a match, StoreIOError.
+    Raises: NotAStoreError if no folder matches, StoreIOError.
     """
     if "://" not in url or not glob.has_magic(revealed(url)):
         return [url]

@@ -33,8 +33,8 @@ MAGIC_BITS = 0xF
 
 
 class UnitRecord(NamedTuple):
-    """A timer message: its enqueue time, the delay from then to its slot's time, the position of
-    its record.
+    """A timer message: its enqueue time, the delay from this time to the time of its slot, and the
+    position of its record.
     """
 
     size: int

@@ -180,7 +180,7 @@ class Candidates:
         self._from = self._to = 0
 
     def within(self, start: int, end: int) -> Iterator[int]:
-        """Yield candidates from ``start`` to before ``end``, ascending."""
+        """Yield the candidates in ``[start, end)``, ascending."""
         end = min(end, self._window.size - MIN_SIZE + 1)
         position = start
         while position < end:

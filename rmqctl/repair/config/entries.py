@@ -204,7 +204,9 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
 
 
 def _is_users(store: Store, table: str, name: str) -> bool:
-    """Return whether users create an entry; brokers create the other entries themselves."""
+    """Return whether an entry is created by users; all other entries are created by brokers
+    themselves.
+    """
     if table == _TOPICS:
         cluster = store.sizes.conf.values.get("cluster") or inferred.CLUSTER
         return is_user_topic(name) and not is_system(name, store.generation, cluster)

@@ -149,7 +149,7 @@ def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
 
 
 def _text(name: str, value: dict[str, Any]) -> bytes:
-    """Return the text as fastjson writes it: numbers of queues and levels without quotes."""
+    """Return the text as fastjson writes it: queue ids and levels are keys without quotes."""
     return fastjson.build(dict(_bare(name, value)))
 
 

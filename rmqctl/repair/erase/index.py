@@ -22,7 +22,7 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _NEAR = 64
-"""Changed slots with at most this distance are written in one piece, with the slots
+"""Changed slots that are at most this far apart are written in one piece, together with the slots
 between them.
 """
 

@@ -139,7 +139,7 @@ def forget_note(root: str, repair_id: str) -> None:
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
-    """Yield folders with files of a repair that may not belong to this store.
+    """Yield folders that contain files of a repair but may not belong to this store.
 
     These folders are on other file systems, and were created before the store was moved or copied.
     """

@@ -140,8 +140,8 @@ class Rebuilt:
 
     @property
     def rows_end(self) -> int:
-        """Return the physical offset from which entries are invalid in queues without any message
-        in the log.
+        """Return the physical offset at and after which entries are invalid, in queues that have no
+        message in the log.
         """
         return self.log_end if self.void_from is None else min(self.log_end, self.void_from)
 

@@ -139,7 +139,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
 
 
 def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) -> None:
-    """Add the step that writes a complete timercheck, by which the timer continues after the last
+    """Add the step that writes a complete timercheck, with which the timer continues after the last
     delivery.
     """
     page = timer_check.build(progress)

@@ -195,8 +195,8 @@ class Copier:
     def _other_way(
             self, result: CopyResult, source: LogSource, stretch: EmptyRange
     ) -> tuple[int, int]:
-        """Report that the logs diverge after a stretch; return the span from its start to the log's
-        end.
+        """Report that the logs diverge after a stretch. Return the span from the start of the
+        stretch to the end of the log.
         """
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)

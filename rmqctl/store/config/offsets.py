@@ -26,7 +26,7 @@ COLUMNS = ("group", "topic", "queue_id", "min_offset", "max_offset", "consumer_o
 DELAY_GROUP = "(delay)"
 """Group name of the delay service; no real group can have such a name."""
 MAX_EMPTY_QUEUES = 1024
-"""Maximum number of queues without a file and without a commit that are shown."""
+"""Maximum number of shown queues that have neither a file nor a committed offset."""
 
 _Queues = dict[int, Bounds | str]
 _Commits = dict[int, int]

@@ -7,8 +7,8 @@ three parts:
 * Further tasks write the queues of a group, or some index files, from the spools.
 * The driver checks the boundaries between ranges, sums the results, and moves folders.
 
-All workers must see stores and scratch folder under the same paths. Spools need about 60 bytes of
-the scratch folder's disk per message.
+All workers must see the stores and the scratch folder at the same paths. Spools need about 60 bytes
+of the scratch folder's disk per message.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class _PoolRebuild:
             size = -1
         if size != spooled.size:
             raise StoreIOError(f"{path}: written by a worker, but the driver does not see it; "
-                               "workers and driver must see stores and scratch folder under the "
-                               "same paths")
+                               "workers and driver must see the stores and the scratch folder at "
+                               "the same paths")
 
     # -- writing ----------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class StoreWriter(DataSourceArrowWriter):
         remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove the runs, on the driver, after a failure before the store was published."""
+        """If the write failed before the store was published, remove the runs (on the driver)."""
         remove_folder(self._staging)
 
 

@@ -80,8 +80,9 @@ class _QueueReader:
             self._judge(offset, answer)
             for record in answer.records:
                 if answer.side == "tier" and not offset <= record.queue_offset < answer.next_offset:
-                    self._fault(f"the tier returns a message of queue offset {record.queue_offset} "
-                                f"for queue offsets {offset} to {answer.next_offset - 1}")
+                    self._fault("the tier returns a message with queue offset "
+                                f"{record.queue_offset} for queue offsets {offset} to "
+                                f"{answer.next_offset - 1}")
                     continue
                 yield record
             if until is not None and answer.records and all(

@@ -75,7 +75,9 @@ class Result:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether a queue was not uploaded, uploaded data is missing, or verify fails."""
+        """Return whether any queue was not uploaded, any uploaded data is missing, or the
+        verification failed.
+        """
         return (any(outcome.is_fault for outcome in self.outcomes)
                 or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
 

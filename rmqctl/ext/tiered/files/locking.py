@@ -17,8 +17,8 @@ from rmqctl.parse_values import is_url
 
 def refuse_noted(root: str, metadata_path: str, metadata: str | None,
                  outside: Sequence[str]) -> None:
-    """Raise RefusedError if the metadata, or the index files beside it, are outside the tier and
-    its parent folder.
+    """Raise RefusedError if the metadata, or the index files beside it, are outside both the tier
+    and its parent folder.
 
     Files that the user named with ``metadata`` are allowed, as are files in a folder of
     ``outside``.

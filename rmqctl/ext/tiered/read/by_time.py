@@ -69,8 +69,8 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
-    """Return the first queue offset from ``start`` to ``end`` whose message is readable, and this
-    message. Return (``start``, None) if the next `_MAX_SKIPPED` messages are unreadable.
+    """Return the first queue offset, from ``start`` towards ``end``, whose message is readable, and
+    this message. Return (``start``, None) if the next `_MAX_SKIPPED` messages are unreadable.
     """
     step = 1 if end > start else -1
     for offset in range(start, max(min(end, start + _MAX_SKIPPED), start - _MAX_SKIPPED), step):
