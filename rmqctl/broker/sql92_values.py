@@ -123,7 +123,7 @@ def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> boo
 
 
 def both(left: Value, right: Value) -> bool | None:
-    """Return the result of AND for two conditions, the first of which is not false."""
+    """Return the result of AND for two conditions. ``left`` must not be false."""
     if right is False:
         return False
     return None if left is None or right is None else True

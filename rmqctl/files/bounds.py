@@ -52,8 +52,8 @@ class WritableFolders:
                    for folder in (self.root, *self.named))
 
     def require(self, target: str, path: str) -> None:
-        """Raise RefusedError unless ``path``, resolved, is in one of the folders. ``target``: the
-        path that the error names.
+        """Raise RefusedError if ``path``, whose links are resolved, is not in one of the folders.
+        ``target``: the path that the error names.
         """
         if self.contain(path):
             return

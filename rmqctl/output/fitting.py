@@ -202,8 +202,8 @@ def _cell_width(text: str) -> int:
 
 
 def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Return column widths between ``least`` and ``natural`` with which a table is not wider than
-    ``width``.
+    """Return column widths between ``least`` and ``natural``, for a table that is at most ``width``
+    wide.
 
     The widest columns shrink first. If the minimum widths do not fit, the table is wider.
     """

@@ -50,7 +50,7 @@ class Texts:
             self.start.tolist(), (self.start + self.length).tolist(), strict=True)]
 
     def take(self, rows: Any) -> Texts:
-        """Return some of the texts, selected by number or by mask; nothing is copied."""
+        """Return some of the texts, selected by index or by mask; nothing is copied."""
         return Texts(self.data, self.start[rows], self.length[rows])
 
     def equal(self, raw: bytes) -> Array:

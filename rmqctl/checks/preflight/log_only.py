@@ -126,7 +126,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
     """Return the possible ends of the log, in log order. Raises: StoreIOError.
 
-    ``starts``: the numbers of the files in which recovery may begin (ascending). Every byte is read
+    ``starts``: the indexes of the files in which recovery may begin, ascending. Every byte is read
     at most once.
     """
     ends: list[End] = []

@@ -128,7 +128,7 @@ class Region:
     """A damaged region without intact records: physical offsets ``[start, end)`` of file number
     ``file``.
 
-    ``before`` and ``after``: store times of the adjacent intact messages; None without a message.
+    ``before`` and ``after``: store times of the adjacent intact messages; None if there is none.
     ``dirty``: at least one byte is not zero.
     ``previous``: physical offset of the message that ends at the start of the region.
     ``extents``: physical offset and size of damaged records, if certain.
@@ -269,8 +269,8 @@ class Survey:
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return the physical offsets of messages with a wrong appended CRC. The set is empty
-        unless most of the store's messages have an appended CRC.
+        """Return the physical offsets of messages with a wrong appended CRC. The set is empty if
+        only a minority of the store's messages have an appended CRC.
 
         A missing CRC is not a reason for doubt, because a broker reads these messages (commitlog.md
         §5.4).

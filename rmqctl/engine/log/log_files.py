@@ -278,7 +278,7 @@ def place(folders: Sequence[str], start: int, file_size: int,
           full: Collection[str] = ()) -> str:
     """Return the folder for a new file that starts at physical offset ``start``.
 
-    Folders in ``full`` are skipped, unless all folders are full.
+    Folders in ``full`` are used only if all folders are full.
     """
     candidates = sorted(set(folders).difference(full) or set(folders))
     return candidates[start // file_size % len(candidates)]
@@ -310,7 +310,7 @@ class Maker:
 
     def open(self, path: str, base: int, position: int) -> LogFile:
         """Open an existing file for appending at ``position``.
-        Raises: RefusedError if its length is not that of the log's files; StoreIOError.
+        Raises: RefusedError if its length differs from the length of the log's files; StoreIOError.
         """
         fd = open_file(path, os.O_RDWR)
         try:

@@ -62,8 +62,8 @@ PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 class StepRecord:
     """One step in the journal.
 
-    ``staging_dir`` is the number of a folder (`Journal.staging_dirs`) on the target's own file
-    system. These are names in that folder:
+    ``staging_dir`` is an index in `Journal.staging_dirs`: a folder on the target's own file system.
+    These are names in that folder:
 
     * ``staged``: the new content (create, replace) or the bytes for the target (patch).
     * ``backup``: the old file (replace, move) or the old bytes (patch).

@@ -315,8 +315,8 @@ def _lengths_end(source: Source, at: int) -> int | None:
 
 
 def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
-    """Return the size of a record calculated from its lengths; None unless another record begins
-    right after it.
+    """Return the size of a record calculated from its lengths. Return None if no other record
+    begins right after it, or if its topic is not valid.
     """
     shape = variant(bits, version)
     head = source.read(at, shape.head_size)

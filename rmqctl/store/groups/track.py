@@ -2,7 +2,7 @@
 those of mqadmin's messageTrack.
 
 A copy that a group sends back is a separate record. A broker's messageTrackDetail also asks running
-consumers for facts that a store lacks: whether a tag filter skipped the message
+consumers for facts that are not in a store: whether a tag filter skipped the message
 (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or are offline.
 """
 

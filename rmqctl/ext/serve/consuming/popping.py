@@ -284,7 +284,7 @@ class GroupDeliveries:
                   ) -> Iterator[DeliveredMessage]:
         """Yield the unacknowledged messages of a queue, in order.
 
-        Yield nothing if a message is still invisible, unless the request repeats the latest
+        Yield nothing if one of them is still invisible and the request does not repeat the latest
         attempt.
         """
         now = time.monotonic()

@@ -48,7 +48,7 @@ _INDEX = names.KINDS.index(names.INDEX)
 class Uploaded:
     """Outcome of a file.
 
-    ``path``: its segment, relative to the tier root; empty without a segment.
+    ``path``: its segment, relative to the tier root; empty if it has no segment.
     ``sound``: the chains contained all items. If False, items were put into slots by their hashes.
     ``moved_to``: new path of an unfinished segment of a killed run.
     """

@@ -58,8 +58,8 @@ class TierIndexFile:
         return max(self.header.item_count, 0)
 
     def slot_of(self, key_hash: int) -> int:
-        """Return the slot of a hash; -1 for the hash -2^31, unless the number of slots divides
-        2^31.
+        """Return the slot of a hash. Return -1 for the hash -2^31 if the number of slots does not
+        divide 2^31.
         """
         slot = key_hash % self.shape.slots
         return slot if key_hash >= 0 or not slot else -1

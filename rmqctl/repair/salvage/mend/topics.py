@@ -1,7 +1,7 @@
-"""Correct the damaged topic of a message with the index, or with the queue that lacks this message.
+"""Correct the damaged topic of a message, with the index or with the queues.
 
 No body CRC covers a topic. A topic that no broker can have written is recognised as such. Any other
-topic is suspected if its message is the only one of its queue, or is out of order in its queue.
+topic is suspected if its message is the only message of its queue, or is out of order in its queue.
 
 If an entry points to the message, `contradict` has already used that entry. Otherwise the original
 topic is found with one of these structures:
@@ -10,14 +10,15 @@ topic is found with one of these structures:
   message's keys have the hashes of these entries. The original must be a topic that the store
   knows, or the stored topic with one bit corrected.
 * The queues, if the index has no entries for the message. The original is the only topic of the
-  same length from whose queue exactly this message is missing: between two messages of the queue
+  same length with a queue from which exactly this message is missing: between two messages of the
+  queue queue
   or, in a log that begins at 0, at the end of the queue.
 
 A stored topic that could be valid is replaced with the help of the queues only if three things are
-true. The store does not know it, it differs from the original in one byte, and its message is not
-the first of a queue.
+true. The store does not know this topic, the topic differs from the original in one byte, and its
+message is not the first of a queue.
 
-A known topic is doubtful if its message is out of order and another topic lacks this message.
+A known topic is doubtful if its message is out of order and is missing from another topic.
 Nothing is corrected if the evidence is contradictory or several topics are possible.
 
 In benchmarks/stage_yields.py, 59 of 59 topics with one changed byte are restored in stores that
