@@ -25,7 +25,7 @@ from rmqctl.scan.source import FileSource
 BLOCK, _SECTOR = 4 << 20, 4096
 
 Pace = Callable[[int], None]
-"""Callback after each written block; its argument is the number of bytes of the block."""
+"""Callback that is called after each written block, with the size of the block in bytes."""
 
 
 @dataclass(slots=True)

@@ -43,8 +43,8 @@ class TimedRange(NamedTuple):
 def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[list[Record]]:
     """Yield the records between two damaged ranges of a log file if their age is unclear.
 
-    The records must be few, and no entry may point to any of them. All must be stored before the
-    messages around these ranges. Raises: StoreIOError.
+    The records must be few, no entry may point to any of them, and all of them must have been
+    stored before the messages around these ranges. Raises: StoreIOError.
     """
     before: int | None = None
     for number, (here, behind) in enumerate(pairwise(damage)):

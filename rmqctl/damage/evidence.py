@@ -176,7 +176,7 @@ def holes(runs: Sequence[Run]) -> list[Hole]:
 class Gatherer:
     """Reads the consume queue entries in the holes of all queues of a store.
 
-    * ``by_column``: regions whose entries are kept by column if there are very many of them.
+    * ``by_column``: regions whose entries are kept by column if there are very many entries.
     * ``yielded``: ranges ``[start, end)`` of the log that are filled from another store. Entries
       that point into them are ignored.
     """

@@ -183,7 +183,9 @@ class _Derived:
         self._keys: set[QueueKey] = set()
 
     def steps(self) -> tuple[list[Step], list[Step]]:
-        """Return (steps of the queues, steps of the index). Raises: StoreIOError, RefusedError."""
+        """Return the steps for the queues, and the steps for the index. Raises: StoreIOError,
+        RefusedError.
+        """
         in_files = self._prediction.noted is None
         changed = [change for change in self._prediction.queues if (change.added or self._ext) and (
             in_files or change.kind != PLAIN)]

@@ -1,8 +1,9 @@
 """Scratch folders, in which derived structures are built before they are moved into the store.
 
-A scratch folder has the layout of a store, but only ``consumequeue``, ``index`` and other derived
-structures. So the engine's dispatcher can write to it. For a rebuild, the folder is empty at first.
-For a repair that continues existing files, it begins with copies of the files that may change.
+A scratch folder has the layout of a store, but contains only derived structures: ``consumequeue``,
+``index`` and others. So the engine's dispatcher can write to it. For a rebuild, the folder is empty
+at first. For a repair that continues existing files, it begins with copies of the files that may
+change.
 """
 
 from __future__ import annotations

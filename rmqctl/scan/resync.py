@@ -215,8 +215,8 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
-    """Yield the positions in ``[start, end)`` of DLedger end marks whose size is the rest of the
-    file.
+    """Yield the positions in ``[start, end)`` of DLedger end marks whose size equals the rest of
+    the file.
     """
     for window_start, data in used_windows(source, start, end):
         magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (_END,)) + window_start

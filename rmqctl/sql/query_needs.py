@@ -24,8 +24,8 @@ COLUMNS: dict[str, Columns] = {
     MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
     OFFSETS: OFFSET_COLUMNS, FINDINGS: FINDING_COLUMNS,
 }
-"""The columns of each table. The tables offsets and findings contain the output of the commands
-``offsets`` and ``verify``.
+"""The columns of each table. The tables ``offsets`` and ``findings`` contain the output of the
+commands ``offsets`` and ``verify``.
 """
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}

@@ -1,8 +1,8 @@
 """A summary of a store, without a scan of the log: sizes, offsets, times, the holder of its lock,
 and every file.
 
-The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
-Unreadable parts are listed in ``troubles``. The path of a file determines its kind
+The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, and sizes
+are bytes. Unreadable parts are listed in ``troubles``. The path of a file determines its kind
 (`formats.kinds`); if the path is not enough, its content does.
 """
 

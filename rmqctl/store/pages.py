@@ -55,8 +55,8 @@ class Page(ABC):
 
     @abstractmethod
     def hosts(self, name: str) -> list[bytes]:
-        """Return ``born_host`` or ``store_host`` of each message as stored: 4 or 16 bytes of
-        address, 4 of port.
+        """Return ``born_host`` or ``store_host`` of each message as stored: 4 or 16 bytes for the
+        address, then 4 bytes for the port.
         """
 
     @abstractmethod

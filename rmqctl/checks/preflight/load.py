@@ -44,7 +44,7 @@ class Load:
     """Results of loading.
 
     ``refusals``: reasons why the broker does not start.
-    ``emptied``: empty files that brokers since 5.1.3 delete.
+    ``emptied``: empty files that brokers of 5.1.3 or later delete.
     ``wrong_size``: whether a file of the wrong size was found.
     ``folders``: whether a folder was found among the files.
     """

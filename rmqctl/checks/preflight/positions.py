@@ -170,8 +170,8 @@ class OffsetJudge:
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Return the size in bytes of the smallest of a queue's last messages. Without an entry,
-        return the minimum size of a message.
+        """Return the size in bytes of the smallest of a queue's last messages. If the queue has no
+        entry, return the minimum size of a message.
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))

@@ -122,8 +122,8 @@ def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Findin
 
 def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for the queues of one structure. Their file size is the most frequent one
-    unless it is ``given``.
+    """Yield the findings for the queues of one structure. Their file size is ``given`` or, by
+    default, the most frequent size.
     """
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):

@@ -1,7 +1,7 @@
 """State file with the log position at which the last verify run of a store stopped.
 
-The next run can continue at this position. The file is outside the store, because verify is
-read-only: in a place that the user names, or below the user's state folder.
+The next run can continue at this position. Because verify is read-only, the file is not in the
+store, but in a place that the user names, or below the user's state folder.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messag
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions(OptionGroup):
-    """Options for which messages to count, and how to show the figures."""
+    """Options that select the messages to count, and options for showing the figures."""
 
     topic: Topic = None
     since: Since = None

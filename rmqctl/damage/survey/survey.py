@@ -269,8 +269,8 @@ class Survey:
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return the physical offsets of messages with a wrong appended CRC. The set is empty if
-        only a minority of the store's messages have an appended CRC.
+        """Return the physical offsets of messages with a wrong appended CRC. The set is empty if at
+        most half of the store's messages have an appended CRC.
 
         A missing CRC is not a reason for doubt, because a broker reads these messages (commitlog.md
         §5.4).

@@ -18,7 +18,7 @@ from rmqctl.scan.derived import NAMES, TopicNumbers, delays
 from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
-"""Number of keys for which space is reserved at first, for each message."""
+"""Number of keys per message for which space is reserved at first."""
 
 
 class LeadPass:

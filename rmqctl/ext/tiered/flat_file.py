@@ -221,7 +221,7 @@ class FlatFile:
 
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """Name of a queue of a tier: cluster, broker, topic and number."""
+    """Name of a queue of a tier: cluster, broker, topic and queue id."""
 
     cluster: str
     broker: str

@@ -32,8 +32,8 @@ def transaction_type(sys_flag: int) -> str:
 
 
 def compression(sys_flag: int) -> str | None:
-    """Return the codec named by the flags: ``zlib``, ``lz4``, ``zstd``, ``unknown-N``; None if
-    plain.
+    """Return the codec named by the flags: ``zlib``, ``lz4``, ``zstd``, ``unknown-N``; None if the
+    body is not compressed.
     """
     if not sys_flag & COMPRESSED:
         return None

@@ -1,4 +1,4 @@
-"""The bytes of a record field by field, with the names of its declaration.
+"""The bytes of a record field by field, with the names from its declaration.
 
 The code works on the construct objects, and so needs no list of field names.
 """

@@ -40,7 +40,7 @@ from rmqctl.scan.source import Source, Witness
 
 LOG_BYTES = 64 << 10
 LOG_RECORDS = 8
-"""Minimum number of intact records in a chain with one shift that counts as a piece of a log."""
+"""A chain with one shift counts as a piece of a log if it has at least this many intact records."""
 MAX_LOG_SHIFTS = 1 << 16
 _BURST = 8
 _LARGE = 1 << 20

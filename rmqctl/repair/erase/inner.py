@@ -33,8 +33,8 @@ _MARK = props.build({filler.MARK: "erased"}).encode()
 
 
 class Inner(NamedTuple):
-    """A message of a batch: its position ``at`` and its size in the batch's body, its body and
-    properties.
+    """A message of a batch: its position ``at`` and its size in the batch's body, and its own body
+    and properties.
     """
 
     at: int

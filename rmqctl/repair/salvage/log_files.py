@@ -132,8 +132,8 @@ def file_size(store: Store) -> int:
 
 def laid_over(parts: Sequence[LogPart],
               pieces: Mapping[int, Sequence[OverlayPiece]]) -> list[LogPart]:
-    """Return the parts with ``pieces`` (by part number) added; these replace overlapping existing
-    pieces.
+    """Return the parts with ``pieces`` (by part number) added. The added pieces replace overlapping
+    existing pieces.
     """
     return [replace(part, pieces=over(part.pieces, pieces[number])) if number in pieces else part
             for number, part in enumerate(parts)]

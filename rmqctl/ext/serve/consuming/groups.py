@@ -199,8 +199,8 @@ class QueueLocks:
             tuple[str, int]]:
         """Lock queues for a client. Return the queues now locked for the client.
 
-        A queue can be locked if it was not locked, if this client had locked it, or if its lock has
-        expired.
+        A queue can be locked if it is not locked, if this client has already locked it, or if its
+        lock has expired.
         """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))

@@ -14,7 +14,7 @@ from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
 
 OVERHEAD = 512
-"""Approximate memory of a message in bytes, in addition to its record."""
+"""Approximate memory in bytes that a message uses in addition to its record."""
 BASE = 1 << 61
 """The physical offset of the first record in memory; no log is long enough to reach it."""
 

@@ -68,9 +68,9 @@ _READING = 0.7
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return a plan of `plan_recover` that repairs only consume queues and index of a store.
+    """Return a plan of `plan_recover` that repairs only the consume queues and the index of a
+    store, which are rebuilt on ``pool``. ``options.only`` can restrict the plan to one of the two.
 
-    ``options.only`` can restrict it to one of them. They are rebuilt on ``pool``.
     ``partitions``: number of ranges of the log.
     Raises: the errors of `plan_recover`.
     """

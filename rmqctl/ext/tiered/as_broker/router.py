@@ -87,7 +87,7 @@ class RoutedTime:
 # -- the local store ------------------------------------------------------------------------------
 
 class LocalSide:
-    """The local store of a broker, queried as 5.3.3 does.
+    """The local store of a broker, queried as a 5.3.3 broker queries it.
 
     ``in_memory_from``: physical offset from which the log is assumed to be in the broker's memory;
     None: nothing is in memory. Only the broker itself knows the actual offset.

@@ -154,7 +154,7 @@ def _in_segment(queue: FlatQueue, segment: Segment, when: int) -> int:
 
 def broker_time(queue: FlatQueue, offset: int) -> int:
     """Return the store time of the message at a queue offset as a broker reads it.
-    Raises: FormatError if a broker fails.
+    Raises: FormatError if a broker cannot read it.
     """
     unit = queue.unit(offset)
     flat = queue.commit_log

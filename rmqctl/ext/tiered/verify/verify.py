@@ -246,7 +246,9 @@ class TierVerification:
 
 def _index_entry(file: TierIndexFile, entry: SegmentEntry, times: index.ItemTimes) -> Iterator[
         Finding]:
-    """Compare the times of an index segment in the metadata with its header and items."""
+    """Compare the times that the metadata has for an index segment with the segment's header and
+    items.
+    """
     header = file.header
     low, high = times.newest(file)
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high

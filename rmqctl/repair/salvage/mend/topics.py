@@ -181,7 +181,7 @@ class TopicEvidence:
         return by_evidence if by_evidence and not by_rows else f"{_named(record)}: original unknown"
 
     def by_crc(self, raw: bytes, record: Record) -> CorrectedTopic | None:
-        """Return the known topic with which a record matches its appended CRC."""
+        """Return the known topic that makes a record match its appended CRC."""
         if record.crc_ok and append_crc.stored(raw) is not None:
             for topic in self.others(record.topic):
                 if append_crc.verify(build(replace(record, topic=topic))):
