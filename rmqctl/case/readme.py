@@ -79,8 +79,8 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
                 "This folder:     sha256sum -c SHA256SUMS      (in this folder)",
                 "The originals:   sha256sum -c /path/to/originals.sha256",
                 f"                 (in {_shown(summary['base'])})", "")
-    yield from _folded("Anyone who changes this folder can also change SHA256SUMS, so keep its "
-                       "SHA-256, which the command printed, in another place.", 0)
+    yield from _folded("Anyone who changes this folder can also change SHA256SUMS. So keep the "
+                       "SHA-256 of SHA256SUMS, which the command printed, in another place.", 0)
     # The files.
     yield from ("", "FILES", "-----", "")
     for name, meaning in _FILES.items():

@@ -416,7 +416,7 @@ class _MetadataJudge:
         if topics and (configured or file.main.database):
             self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
-                    "{topics} not in {file}: the broker deletes the consume queues",
+                    "{topics} not in {file}: the broker deletes their consume queues",
                     topics=some_of(topics, _MAX_NAMED), file=file.main.path), file.main.path),
                                                 None))
 

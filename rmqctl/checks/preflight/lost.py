@@ -93,10 +93,10 @@ class MessageCounts:
         predicted.messages_damaged = self.damaged
         if self.damaged:
             predicted.notes.append(Phrase(
-                "{count:,} message has damaged properties, or does not match its appended CRC, the "
-                "first at {first}: its tags and keys may be lost",
-                "{count:,} messages have damaged properties, or do not match their appended CRC, "
-                "the first at {first}: their tags and keys may be lost", count=self.damaged,
+                "{count:,} message at {first} has damaged properties or does not match its "
+                "appended CRC: its tags and keys may be lost",
+                "{count:,} messages, the first at {first}, have damaged properties or do not match "
+                "their appended CRC: their tags and keys may be lost", count=self.damaged,
                 first=self.first_damaged))
 
 

@@ -25,7 +25,7 @@ def command(
         metavar="MSGID", help="Message id of either kind; several separated by commas, as a batch "
                               "send returns them.", show_default=False)],
     unique: Annotated[bool, typer.Option(
-        "--unique", help="Interpret it only as the client's id (UNIQ_KEY).")] = False,
+        "--unique", help="Interpret the id only as the client's id (UNIQ_KEY).")] = False,
     topic: Annotated[str | None, typer.Option(
         "--topic", "-t", metavar="TOPIC", autocompletion=complete_topics,
         help="Search for the client's id only in this topic.",

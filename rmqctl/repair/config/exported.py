@@ -139,7 +139,7 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
             if kinds.get(name, is_batch(entry)) == is_batch(entry)}
     if len(good) < len(theirs):
         notes.append(f"{export.name}: {text_of(dict.fromkeys(theirs.keys() - good.keys()))}: "
-                     "skipped; its queues are of another kind than in the store")
+                     "skipped; its queues are of another kind in the store")
     return good, notes
 
 

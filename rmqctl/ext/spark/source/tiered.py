@@ -214,7 +214,8 @@ def _planned_log(reader: TierReader, queue: TierQueue) -> FlatFile:
                                "present when the job was planned, no longer exists")
         if segment.end < end:
             raise StoreIOError(f"{reader.where(segment.path)}: ends at offset {segment.end}, but "
-                               f"at {end} when the job was planned: the bytes between are missing")
+                               f"ended at {end} when the job was planned: the bytes between are "
+                               "missing")
     return log
 
 
