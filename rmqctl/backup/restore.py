@@ -318,7 +318,7 @@ def without_messages(store: Store, until: int | None, end: int) -> list[str]:
 
 
 def _border(store: Store, offset: int) -> int:
-    """Return ``offset``. Raises: RefusedError unless a record begins or ends at this offset."""
+    """Return ``offset``. Raises: RefusedError if no record begins or ends at this offset."""
     border(store, offset)
     return offset
 

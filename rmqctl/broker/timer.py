@@ -403,7 +403,8 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return for each run whether its slot has an earlier unit, because the slot was reused.
+    """Return, for each run, whether its slot has an earlier unit, which means that the slot was
+    reused.
 
     ``first``: the first unit of each run.
     """

@@ -1,8 +1,8 @@
-"""Find undecided records: older records between two damaged ranges, without any entry.
+"""Find undecided records: older records between two damaged ranges, to which no entry points.
 
-No consume queue or index entry points to such records, so their store times are the only evidence.
-Undecided records are older than the messages around the ranges. An earlier use of the file may have
-left them (`rmqctl.scan.damage.stale`), or the clock was set back for a while.
+Neither a consume queue nor the index has an entry for such records, so their store times are the
+only evidence. Undecided records are older than the messages around the ranges. An earlier use of
+the file may have left them (`rmqctl.scan.damage.stale`), or the clock was set back for a while.
 """
 
 from __future__ import annotations

@@ -182,9 +182,12 @@ def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -
     """Return whether a record of ``size`` bytes at ``start`` is in a page written to the wrong
     offset.
 
-    ``stored``: the record's physicalOffset, which is then not damaged. The log must have the same
-    bytes at ``stored``. Or both offsets must be at the start of a sector, and no record with the
-    right physicalOffset may follow.
+    ``stored``: the record's physicalOffset, which is not damaged in this case. One of these
+    conditions must be met:
+
+    * The log has the same bytes at ``stored``.
+    * Both offsets are at the start of a sector, and no record with the right physicalOffset
+      follows.
     """
     read = []
     for place, length in ((start, size + START_SIZE), (stored, size)):

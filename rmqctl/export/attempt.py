@@ -135,7 +135,7 @@ class Attempt:
 
 
 def drop(target: IO[bytes], file: ExportFile | None = None) -> None:
-    """Close a file that will not be completed, whatever its state."""
+    """Close a file that will not be completed, regardless of its state."""
     if file is not None:
         file.abandon()
     with contextlib.suppress(OSError):  # pending data cannot be written now either

@@ -76,7 +76,7 @@ KINDS: dict[str, str] = {
     DLEDGER_INDEX: "the position of each DLedger entry",
     DLEDGER_CHECKPOINT: "end and committed index of DLedger",
     TIERED_COMMITLOG: "a segment of a queue's commit log in a tier",
-    TIERED_CONSUMEQUEUE: "a segment of a queue's consume queue in a tier",
+    TIERED_CONSUMEQUEUE: "a segment of a consume queue in a tier",
     TIERED_INDEX: "message keys, which point into the commit logs of a tier",
     TIERED_METADATA: "a broker's metadata of its tier",
 }

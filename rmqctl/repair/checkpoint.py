@@ -119,8 +119,8 @@ def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
     """Return (steps, actions) that correct the checkpoint of the store at ``root``, both empty for
     a valid checkpoint. Valid fields are kept.
 
-    ``generation``: with 5, the physical offset of the last message is also filled in, as by a 5.x
-    broker's recovery.
+    ``generation``: with 5, the physical offset of the last message is also filled in, as a
+    5.x broker's recovery does.
 
     ``trust_index``: raise the index time to the newest store time. This is necessary if the abort
     file stays although the index is complete. Otherwise, a broker would discard index files newer

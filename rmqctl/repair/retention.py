@@ -45,7 +45,7 @@ from rmqctl.store.store import Store
 class AgedFile(NamedTuple):
     """A file of the log.
 
-    ``written``: its modification time (ms), from which its age counts.
+    ``written``: its modification time (ms), from which its age is counted.
     ``expires``: time (ms) at which it expires by age; None for the file in use, which never
         expires.
     ``goes``: "age" if it has expired by age, "disk" if it is deleted because the disk is too full,

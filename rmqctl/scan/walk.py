@@ -124,8 +124,8 @@ class Walk:
         return self.source.witness is not None and not self.source.head
 
     def _look_back(self) -> list[Stretch]:
-        """Return the last ranges of messages before the start, as a walk over the complete file
-        would know them.
+        """Return the last ranges of messages before the start of this walk, as a walk over the
+        complete file would know them.
         """
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
                     is_dense=self.passed.is_dense)

@@ -1,8 +1,8 @@
 """Interruption of a query by a signal.
 
 Python runs signal handlers only between its own instructions, so a library call that computes for
-minutes delays them. A signal also writes a byte into a pipe, at once. A thread that waits for this
-byte stops the library call; then the handler runs.
+minutes delays them. But a signal also writes a byte into a pipe, without delay. A thread that waits
+for this byte stops the library call; then the handler runs.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class _Follower:
     # -- what the broker checks first -----------------------------------------------------------
 
     def _start(self) -> None:
-        """Report combinations of settings with which a broker exits at startup."""
+        """Report combinations of settings that make a broker exit at startup."""
         get, origin = self._settings.get, self._settings.origin
         controlled = bool(get("enableControllerMode"))
         if get("brokerRole") == "SLAVE" and get("brokerId") <= 0 and not controlled:

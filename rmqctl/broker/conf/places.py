@@ -103,8 +103,8 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Return whether the first messages of two stores' logs differ. Neither store is then a copy of
-    the other.
+    """Return whether the first messages of two stores' logs differ. If they do, neither store is a
+    copy of the other.
     """
     logs = [{file.name: file.path for folder in find(path)
              for file in listing(os.path.join(path, folder)).files} for path in (root, store)]

@@ -40,7 +40,8 @@ _PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference. Offsets and lengths refer to ``a``, or to ``b`` if ``a`` lacks the message.
+    """A difference. Offsets and lengths refer to ``a``, or to ``b`` if the message is missing from
+    ``a``.
 
     * ``physical_offset_b``, ``msg_id_b``: set if they differ from the values of ``a``
     * ``fields``: names of the differing fields (``properties.NAME`` for one property)

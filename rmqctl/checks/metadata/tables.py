@@ -157,7 +157,7 @@ def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
 
 
 def user_groups(names: Iterable[str]) -> set[str]:
-    """Return the groups without those that brokers create by themselves."""
+    """Return the groups, except those that brokers create themselves."""
     return {name for name in names if is_user_group(name)}
 
 

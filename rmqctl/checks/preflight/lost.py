@@ -246,7 +246,7 @@ class TruncatedMessages(_Topics):
 
 
 def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
-    """Yield parts of a batch, each up to a position with undecided records. Messages are then
+    """Yield parts of a batch, each up to a position with undecided records, so that messages are
     listed in log order.
     """
     cuts = [(number, int(np.searchsorted(batch.offset, span.offset)))
@@ -447,8 +447,8 @@ class DuplicateFiles(NamedTuple):
     file (`MappedFileQueue.findMappedFileByOffset`), and appends to the last. Chance decides whether
     the broker finds data that only one of the files contains.
 
-    ``differing``: number of intact messages before the end of the log that at least one of the
-    files lacks.
+    ``differing``: number of intact messages before the end of the log that are missing from at
+    least one of the files.
     """
 
     files: list[StoreFile]

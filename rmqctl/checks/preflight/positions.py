@@ -130,10 +130,10 @@ class OffsetJudge:
                 queues=plural(queues, 'queue'), named=_named(alone))
         if without_room:
             yield Phrase(
-                "unknown whether messages are lost before the offset of {named}: the log lacks at "
-                "most {room:,} bytes, too few for these messages. Such an offset was set by hand, "
-                "is damaged, or belongs to another store or to a topic that was recreated; nothing "
-                "is counted as lost for it", named=_named(without_room),
+                "unknown whether messages are lost before the offset of {named}: at most {room:,} "
+                "bytes are missing from the log, too few for these messages. Such an offset was "
+                "set by hand, is damaged, or belongs to another store or to a topic that was "
+                "recreated; nothing is counted as lost for it", named=_named(without_room),
                 room=room)
         if furthest:
             count = sum(beyond.missing for beyond in furthest)

@@ -189,8 +189,8 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         """Parse the words after the group's name; if there are none, show the help and exit.
 
         ``rmqctl`` alone prints the help to stdout, because a person wants an overview. A group
-        alone, such as ``rmqctl query``, is a usage error with the help on stderr. A script probably
-        lost the rest of its command line.
+        alone, such as ``rmqctl query``, is a usage error with the help on stderr, because a script
+        has probably lost the rest of its command line.
         """
         if not args and not ctx.resilient_parsing:
             is_program = ctx.parent is None

@@ -140,7 +140,9 @@ def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
 
 
 def _is_elsewhere(prediction: Prediction) -> bool:
-    """Return whether the log is outside the default folder, so that broker.conf must name it."""
+    """Return whether the log is outside the default folder. If it is, broker.conf must name its
+    folder.
+    """
     assumed = prediction.assumed
     if prediction.conf_path or assumed.get("enableDLegerCommitLog"):
         return False

@@ -52,7 +52,7 @@ def command(
         "--state", metavar="FILE", help="State file of --since-last, outside the store (default: "
                                         "in the user's state folder).")] = None,
     seed: Annotated[int, typer.Option(
-        "--seed", metavar="N", help="Seed of the random choice of --sample.")] = 0,
+        "--seed", metavar="N", help="Seed for the random choice of --sample.")] = 0,
     max_findings: MaxFindings = 1000,
     spark: Annotated[SparkOptions, pick("engine master")],
     prometheus: Annotated[str | None, typer.Option(

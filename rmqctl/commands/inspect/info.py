@@ -166,7 +166,7 @@ class _InfoScreen:
         )
 
     def _checkpoint_offsets(self) -> str:
-        """Return the two offsets that brokers of 5.x keep in the checkpoint, unless they are 0."""
+        """Return the two offsets that 5.x brokers keep in the checkpoint, unless they are 0."""
         checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"

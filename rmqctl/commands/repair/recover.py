@@ -62,7 +62,7 @@ def command(
                                "known messages, or with one blank record.")] = "fillers",
     ambiguous: Annotated[Literal["leave-out", "keep"] | None, typer.Option(
         "--ambiguous", help="Undecided records after damage: keep them as messages, or discard "
-                            "(leave-out). --apply requires it.")] = None,
+                            "(leave-out). --apply requires this option.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
         help="Largest possible record (default: maxMessageSize or 4 MiB, or the largest with an "

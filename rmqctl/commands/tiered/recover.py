@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", help="Recover only metadata, queues or index (comma-separated). "
-                                        "An index without any file is rebuilt only if index is "
-                                        "given alone.")] = None,
+        "--only", metavar="PARTS", help="Only metadata, queues or index (comma-separated). With "
+                                        "index alone, an index without files is rebuilt, "
+                                        "too.")] = None,
     drop_orphans: Annotated[bool, typer.Option(
         "--drop-orphans", help="Cut messages without an entry from the end of commit logs instead "
                                "of adding entries for them.")] = False,

@@ -323,7 +323,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Send a response at the end of this turn, or at once if enough bytes are collected.
+        """Send a response at the end of this turn, or immediately if enough bytes are collected.
 
         If an order (`orders`) delays responses, send the response later.
         """

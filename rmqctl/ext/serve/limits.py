@@ -151,7 +151,7 @@ class Shared:
 
 
 class AddressConnections:
-    """The places for connections, up to a maximum number, by client address."""
+    """The open connections by client address, up to a maximum total number."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self._most, self._part = most, part

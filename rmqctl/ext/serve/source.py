@@ -57,8 +57,7 @@ class ServedStore:
     kind: str
     pages: PageCache
     is_own: bool = False
-    """True if only this process writes to the store, so that its consumer offsets are read only
-    once.
+    """True if only this process writes to the store. Its consumer offsets are then read only once.
     """
     kept: dict[str, object] = field(default_factory=dict)
     """The `stat_of` values of those files in ``config/`` that this process wrote."""

@@ -67,8 +67,8 @@ class RemoteFiles(RemoteReader):
 
     @property
     def is_object_store(self) -> bool:
-        """Return whether several threads may write at once: the driver then serves all of them with
-        one event loop.
+        """Return whether several threads may write at the same time: the driver then serves all of
+        them with one event loop.
         """
         return bool(getattr(self._fs, "async_impl", False)) and not self._renames
 

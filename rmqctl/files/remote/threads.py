@@ -79,9 +79,7 @@ def taken(future: Future[R]) -> R:
 
 
 def run_all(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Run a function for many values at the same time; after a failure, no further value is
-    started.
-    """
+    """Run a function for many values at the same time. After a failure, start no further call."""
     under_way = [submit(work, value) for value in values]
     try:
         return [taken(future) for future in under_way]

@@ -104,7 +104,7 @@ def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRecord:
-    """Return the unit at ``data[position:]`` through the derived struct, with the same result as
+    """Return the unit at ``data[position:]``, using the derived struct, with the same result as
     `parse`.
     """
     where = base + position

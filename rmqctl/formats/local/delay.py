@@ -78,7 +78,7 @@ def delay_table(text: str) -> DelayTable:
 
 
 class PropertyMap(Protocol):
-    """Anything with properties by name: a dict, a `JavaMap`."""
+    """Anything that returns property values by name: a dict, a `JavaMap`."""
 
     def get(self, key: str, /) -> str | None: ...
 

@@ -2,14 +2,14 @@
 
 A record is *in place* if it fits a log that was found in its source, or if nothing contradicts its
 position. A record whose position is contradicted is *misplaced*. Records in place come first,
-source by source. After all sources were scanned, these records follow:
+source by source. After all sources have been scanned, these records follow:
 
 * records that may be part of a damaged record's body
 * misplaced records
 * if requested, records inside damaged records, and the damaged records themselves
 
-A record that equals an earlier record is a duplicate. If a record exists in place and misplaced,
-the misplaced record is therefore the duplicate.
+A record that equals an earlier record is a duplicate. If a record exists both in place and
+misplaced, the misplaced one is therefore the duplicate.
 """
 
 from __future__ import annotations

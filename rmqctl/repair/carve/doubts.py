@@ -4,8 +4,8 @@ Unknown bytes in a log may have been the start of a record of any size. The foll
 have been in its body. `rmqctl.scan.damage.extents` determines the position from which that is
 impossible.
 
-Bytes before the first record of a log are checked only if the log starts with its source. In an
-image, these bytes are unrelated.
+Bytes before the first record of a log are checked only if the log begins at the start of its
+source. In an image, these bytes are unrelated.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
 
 
 def pull_offsets(store: Store, release: str) -> int:
-    """Return the number of pull offsets of groups that are lost.
+    """Return the number of pull offsets that groups lose.
 
     Only the RocksDB form ``rocksdb-v2`` stores pull offsets, and the release does not read this
     form.

@@ -75,8 +75,8 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 def is_erased(record: Record) -> bool:
     """Return whether the message has already been erased.
 
-    Anyone can send the property, so the rest of the record must also be empty. A delayed message
-    without space for the property may lack it.
+    Anyone can send the property, so the rest of the record must also be empty. The property may be
+    missing from a delayed message that has no space for it.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})

@@ -80,7 +80,9 @@ def _without(changes: Changes, name: str) -> None:
 
 
 def _progress_is_damaged(findings: list[Finding]) -> bool:
-    """Return whether timercheck itself is damaged or missing, not only ahead of the timer log."""
+    """Return whether timercheck itself is damaged or missing, as opposed to being ahead of the
+    timer log.
+    """
     return any(finding.category == "timer-check" and finding.cause not in (
         BEYOND_END, FLUSHED_BEYOND_END) for finding in findings)
 

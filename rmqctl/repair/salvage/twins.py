@@ -121,8 +121,8 @@ class Twins:
 def _points(record: Record, other: Record) -> bool:
     """Return whether one of two records refers to the other.
 
-    The damaged record may refer to the other as its source, or the other record to the damaged one
-    as its half message.
+    The damaged record may refer to the other record as its source, or the other record may refer to
+    the damaged record as its half message.
     """
     return (_is_half_of(other, record) or _is_half_of(record, other)
             or _origin(record) == other.physical_offset)

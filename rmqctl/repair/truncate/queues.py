@@ -1,8 +1,8 @@
 """Truncate consume queues together with the log: plain queues, batch queues, extension units.
 
-The result is the same as if a broker had dispatched only the first part of the log. No file without
-entries is kept. A broker that truncates a queue accepts the first unit of the last file as an
-entry, even if that unit is empty (spec: consumequeue.md §6).
+The result is the same as if a broker had dispatched only the remaining log. No file without entries
+is kept. A broker that truncates a queue accepts the first unit of the last file as an entry, even
+if that unit is empty (spec: consumequeue.md §6).
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ def _from_each(queue: Array, missing: Array) -> Array:
 
 
 def _goes_up(frames: Numbered) -> Array:
-    """Return a boolean array: whether the offsets of a frame's queue increase by one in the frames
-    after it. Gaps that lost messages may explain are allowed.
+    """Return a boolean array: for each frame, whether the offsets of its queue increase by one in
+    the following frames. Gaps that lost messages may explain are allowed.
     """
     order = np.argsort(frames.queue, kind="stable")
     queue, offset, lost = frames.queue[order], frames.offset[order], frames.lost[order]

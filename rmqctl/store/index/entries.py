@@ -98,8 +98,8 @@ class AllIndexEntries:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype())
 
     def seek(self, physical: int) -> int:
-        """Return the position of the first entry that points to the offset ``physical`` or after
-        it, found by bisection.
+        """Return the position of the first entry that points to the offset ``physical`` or a later
+        one. Uses bisection.
         """
         low, high = 0, self.total
         while low < high:

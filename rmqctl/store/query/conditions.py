@@ -264,8 +264,8 @@ def tag_condition(expression: str) -> Condition:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text was decoded from its bytes without loss, so that its hash in a broker
-    is known.
+    """Return whether a text was decoded from its bytes without loss. If not, its hash in a broker
+    is unknown.
     """
     return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
                                                           for char in text)

@@ -434,8 +434,8 @@ class GroupDeliveries:
         return changed
 
     def is_over(self) -> bool:
-        """Return whether the invisible times of all messages in flight are over, and no connected
-        client extends one of them.
+        """Return whether the invisible times of all messages in flight have expired, and no
+        connected client extends one of them.
         """
         now = time.monotonic()
         return all(flight.visible <= now and not (

@@ -112,7 +112,7 @@ class Proxy:
         await front.listen(bound)
 
     async def stop(self) -> None:
-        """End all calls at once."""
+        """End all calls immediately."""
         if self._server is not None and self._front is not None:
             self._ends = True
             for task in list(self._calls):

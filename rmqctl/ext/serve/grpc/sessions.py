@@ -122,7 +122,7 @@ class BrokerLink:
 
     def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
             ) -> None:
-        """Call ``then`` with None at once: 5.x clients accept no requests from brokers."""
+        """Call ``then`` with None immediately: 5.x clients accept no requests from brokers."""
         then(None)
 
 

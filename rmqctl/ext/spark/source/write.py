@@ -131,7 +131,7 @@ class StoreWriter(DataSourceArrowWriter):
 
 
 def refuse_existing(target: str) -> None:
-    """Raise RefusedError unless ``target`` is missing or an empty folder; UsageError if it is in a
+    """Raise RefusedError if ``target`` exists and is not an empty folder; UsageError if it is in a
     store.
     """
     refuse_in_store(os.path.dirname(target) or os.curdir, target)

@@ -102,7 +102,7 @@ class CommitLogSurvey:
                 and not after.messages and after.damaged]
 
     def times(self, start: int, end: int) -> tuple[int, int]:
-        """Return the least and the largest store time of the messages in ``[start, end)`` of the
+        """Return the earliest and the latest store time of the messages in ``[start, end)`` of the
         log.
         """
         rows = np.searchsorted(self.rows["position"], [start, end])

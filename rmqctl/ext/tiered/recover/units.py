@@ -293,8 +293,8 @@ class RebuiltUnits:
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """Return the least and the largest store time of the units' messages, and whether all store
-        times are known. The times are `NEVER` without a message.
+        """Return the earliest and the latest store time of the units' messages, and whether all
+        store times are known. The times are `NEVER` without a message.
         """
         numbers = np.arange(start, start + len(units))
         has, rows = self.expected.find(numbers)
@@ -403,7 +403,7 @@ def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
 @dataclass(frozen=True, slots=True)
 class UnitFile:
     """A file of the recovered consume queue: its queue offsets ``[start, end)``, and the existing
-    segment, None for a new file.
+    segment (None for a new file).
     """
 
     start: int

@@ -106,7 +106,7 @@ class QueueFindings:
     """First queue offset whose message is in the log beside the tier."""
 
     def lost(self, queue_offsets: Array) -> None:
-        """Count messages that are lost in the tier and missing in the log beside the tier."""
+        """Count messages that are lost in the tier and are not in the local log either."""
         if self.local_from is not None:
             queue_offsets = queue_offsets[queue_offsets < self.local_from]
         if len(queue_offsets):

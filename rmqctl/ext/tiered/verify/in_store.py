@@ -70,8 +70,8 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
 
 
 def without_empty_advice(tier: Tier, judged: VerifyResult[C]) -> VerifyResult[C]:
-    """Return a verdict. If a recovery of the tier would change nothing, remove the advice to
-    recover it.
+    """Return the verdict, without the advice to recover the tier if a recovery would change
+    nothing.
     """
     if any(finding.is_trouble and is_of_a_tier(finding.next) for finding in judged.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing

@@ -243,9 +243,9 @@ class Flags:
 
 
 def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
-    """Return the record with hosts of these widths and all other flags 0, or None.
+    """Return the record with hosts of these widths and all other flags 0.
 
-    The record must then be complete, and its hosts and store time must be possible.
+    None if that record would not be complete, or if a host or the store time would be impossible.
     """
     if not has_room_for_body(raw, bits):
         return None  # the usual case
