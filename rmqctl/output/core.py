@@ -138,8 +138,8 @@ class Output:
         ``title``: shown only in the formats for people.
         ``empty``: a note on stderr if there are no rows, only in the formats for people.
 
-        If `is_json`, many rows may be passed as one `Encoded`. The row ``FLUSH`` lets all earlier
-        rows be written. At most one page of rows is in memory.
+        If `is_json`, many rows may be passed as one `Encoded`. The row ``FLUSH`` causes all
+        earlier rows to be written. At most one page of rows is in memory.
         """
         layout = RowLayout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)

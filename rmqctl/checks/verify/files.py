@@ -104,8 +104,8 @@ def _commitlog(store: Store) -> Iterator[Finding]:
 
 
 def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Finding]:
-    """Yield the findings for a sequence in which no file has a possible size, so that the right
-    size is unknown.
+    """Yield the findings for a sequence in which no file has a possible size, so the right size is
+    unknown.
     """
     for file in files:
         if file.size:

@@ -396,8 +396,8 @@ _RECORD_NUMBERS = (
 
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
-    """Check a recorded message. It is rejected only if it could not be read back, or if a value
-    does not fit its field. Magic 0 means the record version that the topic needs.
+    """Check a recorded message. It is rejected only if it could not be read back or a value does
+    not fit its field. Magic 0 means the record version that the topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

@@ -92,10 +92,11 @@ class Bars:
 
 
 def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
-    """Return a timeline as at most `_BARS` bars; None if it has no messages and ``lost`` is empty.
+    """Return a timeline as at most `_BARS` bars; None if there are neither messages nor lost
+    messages.
 
-    ``lost``: store times (ms) of lost messages. The bars cover these times unless they are far
-    away.
+    ``lost``: store times (ms) of lost messages. The bars also cover these times, except those that
+    are far from the times of the messages.
     """
     steps = sorted(times.steps.items())
     also = sorted(time // times.step for time in lost)

@@ -47,7 +47,7 @@ class LogSummary:
     damage: Damage = field(default_factory=Damage)
 
     def append(self, later: LogSummary) -> None:
-        """Add the figures of the part of the log that follows."""
+        """Add the figures of the next part of the log."""
         self.messages += later.messages
         if later.messages:
             self.last, self.end = later.last, later.end

@@ -161,9 +161,8 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
            stretch: EmptyRange) -> None:
-    """Compare the headers of our torn or damaged records with those of the source's records.
-
-    Records that agree, and records that contradict, are added to ``stretch``.
+    """Compare the headers of our torn or damaged records with those of the source's records. Add
+    the records that agree, and those that contradict each other, to ``stretch``.
     """
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:

@@ -57,8 +57,8 @@ class CommitLog:
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
-        """For each file: the position after which all bytes are known to be zero, so that they are
-        not read again.
+        """For each file: the position after which all bytes are known to be zero and are not read
+        again.
         """
         self._zeros_from = positions
 

@@ -222,8 +222,8 @@ class FileQueue(ConsumeQueue):
         self._valid: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
-        """The queue's first and last entry, by queue offset, once found. From most queues of a
-        broker, only these two entries are read.
+        """The queue's first and last entry by queue offset, once they have been found. For most
+        queues of a broker, no other entries are read.
         """
         self._rows: dict[int, bytes] = {}
         """All entries of each file that has only a few entries, by file index.
