@@ -327,8 +327,8 @@ class Store:
                                result.as_dict(), result.findings)
 
     def _tier(self) -> Tier | None:
-        """Return the tier in the store; None if there is no tier, or if the extension that reads
-        tiers is missing.
+        """Return the tier in the store; None if the store contains no tier, or if the extension
+        that reads tiers is missing.
         """
         from rmqctl.formats.tiered.names import promise_tier
 

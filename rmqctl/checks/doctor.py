@@ -93,7 +93,9 @@ class Diagnosis:
 
     @property
     def damaged(self) -> list[DamageKind]:
-        """Return the findings by category, the worst first, without those of severity "info"."""
+        """Return the findings by category, the worst first; findings of severity "info" are
+        omitted.
+        """
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)

@@ -122,8 +122,8 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Ti
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
-    """Return the records in ``[start, end)`` if they are few and no entry points to any of them;
-    else none.
+    """Return the records in ``[start, end)``; an empty list if there are many, or if an entry
+    points to one of them.
     """
     if source.witness is None or is_led(source, source.witness, start, end):
         return []

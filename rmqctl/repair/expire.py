@@ -347,7 +347,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
     """Return the queue offset of the first entry that points to ``physical`` or a later offset; the
-    end of the queue if there is no such entry.
+    end of the queue if no entry does.
     """
     end = 0
     for number in range(len(batch.files)):

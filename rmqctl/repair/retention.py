@@ -89,7 +89,7 @@ class Retention:
     ``next_run``: next time (ms) of deleteWhen (None: never).
     ``unread``: number of expiring messages that groups have not read, by (group, topic) and queue
         id. None if the queues cannot be read.
-    ``outlook``: prediction of disk use; without it, ``no_outlook`` is the reason.
+    ``outlook``: prediction of disk use. If it is None, ``no_outlook`` is the reason.
     """
 
     release: str

@@ -35,7 +35,7 @@ class EpochCopy:
 
     @property
     def reason(self) -> str:
-        """A description of the fault; "" if there is no fault."""
+        """A description of the fault; "" if nothing is wrong."""
         if isinstance(self.fault, FormatError):
             return f"{self.fault.path}: {self.fault.reason}"
         return "" if self.fault is None else str(self.fault)

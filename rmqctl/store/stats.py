@@ -205,7 +205,7 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
 
 
 def unused(files: Sequence[StoreFile]) -> int:
-    """Return the number of unused bytes at the end of a log: zeros without a message after them.
+    """Return the number of unused bytes at the end of a log: zeros that no message follows.
 
     Raises: StoreIOError.
     """

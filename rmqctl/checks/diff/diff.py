@@ -123,7 +123,7 @@ class Diff:
     @property
     def impact(self) -> Impact | None:
         """Return the `Impact` of the differences: the messages that are missing or different; None
-        without such messages. Call `run` first.
+        if there are no such messages. Call `run` first.
         """
         summary = self.summary
         if self.c is not None:

@@ -74,8 +74,8 @@ class DLedgerMember:
 
     @property
     def committed(self) -> int | None:
-        """Return the index of the last entry that the checkpoint records as committed; None if
-        there is no checkpoint.
+        """Return the index of the last entry that the checkpoint records as committed; None if the
+        checkpoint is missing.
         """
         index = committed_index(self.store)
         return None if index < 0 else index

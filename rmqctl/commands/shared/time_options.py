@@ -65,8 +65,8 @@ class TierTimeQuery(TimeQuery):
     """Options of a query for the queue offset at a given time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: first message at this time or later. upper: last one at exactly "
-                           "this time; see --broker-version.")] = "lower"
+        "--boundary", help="lower: first message at this time or later. upper: last message at "
+                           "exactly this time; see --broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
         help="--boundary upper, for a time between two messages: the later one (5.3.3), or the "

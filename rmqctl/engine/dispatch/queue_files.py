@@ -317,7 +317,7 @@ UNWANTED = (1 << 31) - 1
 class DispatchedQueue:
     """The state of a queue that is being written.
 
-    ``max_physic``: the physical offset up to which the queue has entries, -1 without entries.
+    ``max_physic``: the physical offset up to which the queue has entries; -1 if it has none.
     """
 
     key: QueueKey

@@ -34,8 +34,8 @@ _FIRST_READ = 64 << 10
 connections may start a frame at once.
 """
 _MAX_BUFFERS = 512
-"""Number of buffers at which collected responses are sent. The last response may add almost as
-many. A system call accepts at most 1024 buffers (IOV_MAX).
+"""Collected responses are sent when they have this number of buffers. The last response may add
+almost as many. A system call accepts at most 1024 buffers (IOV_MAX).
 """
 
 

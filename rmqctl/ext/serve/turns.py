@@ -76,6 +76,7 @@ class _Line(Generic[_Of]):
 
     def pop(self) -> tuple[int, _Of]:
         """Remove the waiter whose turn is next. Return (the number that `push` returned for the
+        waiter, the
         waiter, this waiter).
         """
         _, number, waiter = heappop(self._heap)

@@ -310,7 +310,7 @@ class FlatQueue:
         """
         unit = self.unit(queue_offset)
         if unit is None:
-            raise FormatError(f"no unit for queue offset {queue_offset}",
+            raise FormatError(f"no unit at queue offset {queue_offset}",
                               file=self.consume_queue.folder, offset=queue_offset * UNIT_SIZE)
         data = self.raw(unit)
         try:

@@ -39,7 +39,7 @@ def mounted(root: str, *, sampled: bool = False) -> str:
 def tree_of(named: str) -> Tree:
     """Return the tree of files at a URL, or in an archive.
 
-    Raises: NotAStoreError, FormatError, StoreIOError, UsageError without a driver.
+    Raises: NotAStoreError, FormatError, StoreIOError, UsageError if the driver is missing.
     """
     split = archive_of(named)
     if split is not None:

@@ -408,7 +408,7 @@ def _proof(export: Exported, taken: int) -> dict[str, Any]:
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a file's table, without entries that do not have the expected form."""
+    """Return those entries of a file's table that have the expected form."""
     table = value.get(kind.table)
     if not isinstance(table, dict):
         return {}

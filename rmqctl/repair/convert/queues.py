@@ -172,7 +172,7 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
         steps += [Create(os.path.join(where, name), FileContent(os.path.join(folder, name)))
                   for name in sorted(files)]
     return steps, [Action("rebuild", CONSUMEQUEUE, before, before,
-                          f"converts a database to files of {plural(len(table), 'queue')}", "row")]
+                          f"converts a database to files for {plural(len(table), 'queue')}", "row")]
 
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,

@@ -9,7 +9,7 @@ index and term, all entries before it are equal too.
   committed. The group's leader sends all other entries.
 * Where the logs diverge, nothing is copied unless the user has chosen a log.
 * A message that can be corrected with the help of its own CRC needs no copy.
-* Fillers are never used, because a group does not agree on them.
+* Fillers are never used, because the other members would not have them.
 """
 
 from __future__ import annotations
@@ -475,8 +475,8 @@ class _Job:
         if total:
             stay = "stays" if total == 1 else "stay"
             self.notes.append(
-                f"{plural(total, 'entry', 'entries')} {stay} damaged or lost, without a filler: "
-                "a DLedger group does not agree on fillers. "
+                f"{plural(total, 'entry', 'entries')} {stay} damaged or lost: fillers are not "
+                "written, because the other members of the DLedger group would not have them. "
                 f"{self._who} has the committed entries")
         gone = self._gone(-1 if last is None else last.number)
         if gone:

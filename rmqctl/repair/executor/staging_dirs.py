@@ -96,8 +96,8 @@ class StagingDirs:
 def structure_of(root: str, target: str) -> str:
     """Return the folder that determines the file system of a target.
 
-    The result is the folder to which the last link in the target's path points. Without a link, the
-    result is the folder of the structure (such as ``consumequeue``).
+    The result is the folder to which the last link in the target's path points. If the path
+    contains no link, the result is the folder of the structure (such as ``consumequeue``).
     """
     if os.path.isabs(target):
         return os.path.dirname(target)

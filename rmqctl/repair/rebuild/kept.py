@@ -162,8 +162,8 @@ class KeptEntries(Closing):
                    settings.multi_dispatch)
 
     def kept(self, batch: Batch, derived: Derived) -> Derived:
-        """Return the derived entries of a batch; those of messages with damaged properties get the
-        values in the store's entries.
+        """Return the derived entries of a batch. For messages with damaged properties, the values
+        are taken from the store's entries.
         """
         odd = kept_damaged(batch) | damaged_properties(batch)
         if not odd.any():

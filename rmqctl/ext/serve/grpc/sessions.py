@@ -248,8 +248,8 @@ def most_attempts(brokers: Iterable[Broker], group: str) -> int:
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group's retry policy for clients: the times between attempts.
 
-    The times are those of the group's ``groupRetryPolicy``, or default times if this policy is
-    missing or invalid.
+    The times come from the group's ``groupRetryPolicy``. If this policy is missing or invalid,
+    default times are used.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}

@@ -133,7 +133,7 @@ class LocalQueue:
                 "previous message")
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """Return the tags code of each entry, and the numbers of the entries whose extension unit
+        """Return the tags code of each entry, and the indexes of the entries whose extension unit
         is unreadable.
         """
         codes = rows["tags_code"].astype(np.int64)

@@ -247,7 +247,7 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
     if len(lacking) != 1 or evidence.homeless[record.topic, record.queue_offset] > 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
-        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, which has no message "
+        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, where no message "
         f"with queue offset {record.queue_offset} is missing")
 
 
