@@ -526,8 +526,8 @@ def _require_cuttable(store: Store, where: str) -> None:
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
-        raise RefusedError(f"{where}: a DLedger log can only be restored at a restore point, not "
-                           "between two of them") from None
+        raise RefusedError(f"{where}: a DLedger log can only be restored to a restore point, not "
+                           "to a state between restore points") from None
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:

@@ -109,7 +109,7 @@ def command(
                                  "matching folders. Omit with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
-        help="Address of name server and first broker; further stores get the following ports. "
+        help="Address of the name server and the first broker; other stores get the next ports. "
              "Port 0: any free ports.")] = _HERE,
     grpc: Annotated[Address | None, typer.Option(
         "--grpc", metavar="HOST:PORT", parser=parse_address,

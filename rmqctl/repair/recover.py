@@ -300,7 +300,7 @@ class _Planner:
                 and not self._store.layout.is_dledger):  # its own note asks for another member
             self._notes.append(
                 f"if a replica, a backup or another disk has this log, `rmqctl recover {self._root}"
-                " --from COPY` restores messages that this plan only replaces")
+                " --from COPY` restores messages that this plan cannot restore")
         left = self._left_damaged(saved)
         consumers = None
         if self._options.whole:
@@ -512,8 +512,8 @@ class _Planner:
             self._disputed.add(INDEX)
             self._notes.append(
                 f"index entries do not match the keys of {plural(len(keys), 'message')} (the first "
-                f"at {min(keys)}), and no single changed byte explains it. Neither is changed; "
-                "`rmqctl verify` still reports it")
+                f"at {min(keys)}), and no single changed byte explains this. Keys and "
+                "index entries stay unchanged; `rmqctl verify` still reports it")
         return settled
 
     def _timer_troubles(self, saved: Salvage) -> list[Finding]:

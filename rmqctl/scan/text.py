@@ -88,7 +88,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
-    """Return `Texts` of the given byte strings, back to back."""
+    """Return the given byte strings, back to back, as `Texts`."""
     length = np.array([len(value) for value in raw], np.int64)
     return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 

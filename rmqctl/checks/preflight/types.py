@@ -310,8 +310,8 @@ class Prediction:
 
     @property
     def misled(self) -> list[SettingEffect]:
-        """Return the settings because of which the broker does not start, or does not serve all
-        data of the store.
+        """Return the settings that keep the broker from starting, or from serving all data of the
+        store.
         """
         return [setting for setting in self.configuration if setting.effect in FATAL]
 

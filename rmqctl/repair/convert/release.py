@@ -299,7 +299,7 @@ class _Conversion(Changes):
         if os.path.isdir(self.store.path(_QUEUES[2])):
             self.move_aside(_QUEUES[2], None, Phrase(
                 "a {release} broker does not read batch queues, and a later broker does not start "
-                "on queues of both kinds", release=self.release), "")
+                "if both kinds of queues exist", release=self.release), "")
         for (topic, queue_id), queue in sorted(self.store.batch_queues.items()):
             rows = queue.all_used()
             if topic in self._batched or not len(rows):

@@ -89,7 +89,7 @@ class Stale:
 
 def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
-    """Return the stale records at the two ends of the undamaged positions ``[start, end)``.
+    """Return the stale records at the start and the end of the undamaged range ``[start, end)``.
 
     ``before``: store time (ms) of the last message before the damage that ends at ``start``, or
     None. ``taken``: returns whether a record's queue offset is already used.

@@ -504,12 +504,12 @@ class QueueReconciler(LeftOverRows):
         if other is not None and self._same_queue(other):
             if self.tally_covers(other.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", "entry points again to the message with queue offset "
+                    "cq-duplicate", "entry points again to the message at queue offset "
                     f"{other.queue_offset} ({unit.physical_offset}); its own message "
                     f"is at {claim.physical_offset}", row)
             else:
                 yield self.finding(
-                    "cq-out-of-order", "entry points to the message with queue offset "
+                    "cq-out-of-order", "entry points to the message at queue offset "
                     f"{other.queue_offset} ({unit.physical_offset}); its own message is at "
                     f"{claim.physical_offset}", row)
             return

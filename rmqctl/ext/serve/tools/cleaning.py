@@ -61,8 +61,9 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
     if topics:
         raise Failed(Status.SYSTEM_ERROR, (
             f"{len(topics)} topics have queues but no configuration: {_named(topics)}. rmqctl "
-            "deletes no topic. A broker deletes them when it runs on this store; to keep one, stop "
-            f"rmqctl serve and type: rmqctl topic create {_root(broker)} {quote(topics[0])}"))
+            "serve does not delete these topics, but a broker that runs on this store does. To "
+            "keep one, stop rmqctl serve and type: rmqctl topic create "
+            f"{_root(broker)} {quote(topics[0])}"))
     return Response()
 
 

@@ -191,7 +191,7 @@ class Leftovers:
             other = self.check.units.at(np.array([queue_offset], np.int64))
             if bool(self.check.seen.has(queue_offset, 1)[0]) and other.exists[0] and int(
                     other.offset[0]) == unit.offset:
-                yield self._wrong(unit, f"points to the message of queue offset {queue_offset}")
+                yield self._wrong(unit, f"points to the message at queue offset {queue_offset}")
                 return
             yield self.place.log("tiered-message-fields", f"its queue offset is {queue_offset}, "
                                  f"but the unit at queue offset {unit.queue_offset} points to it",
