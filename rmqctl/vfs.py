@@ -105,8 +105,8 @@ class Tree:
             self.folders.setdefault(folder, {})
         for path in (*self.files, *self.links, *self.empty):
             if path.count("/") > _MAX_DEPTH:  # no system can read or remove all of them
-                raise StoreIOError(f"{self.root}/{path[:_MAX_DEPTH]} ...: folders are nested "
-                                   f"nested folders")
+                raise StoreIOError(f"{self.root}/{path[:_MAX_DEPTH]} ...: more than {_MAX_DEPTH} "
+                                   "nested folders")
             while path:
                 above, _, name = path.rpartition("/")
                 listed = self.folders.setdefault(above, {})

@@ -393,8 +393,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
             command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ") else
             Phrase("immediately sets readQueueNums, so consumers read all queues of the topic")
             if "--read-queues" in command and "--write-queues" not in command else
-            Phrase("immediately recreates the topic's configuration immediately, so clients can use "
-                   "the topic"),
+            Phrase("immediately recreates the topic's configuration, so clients can use the topic"),
             "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):
         yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")

@@ -64,7 +64,7 @@ class LimitOptions(OptionGroup):
         "--max-unsent", "Stop reading from a client that leaves more than SIZE of responses "
                         "unread  [default: 1MiB]")] = None
     unsent_in_all: Annotated[int | None, _limit(
-        "--max-unsent-total", "If all unread responses exceed SIZE, it, drop the client that "
+        "--max-unsent-total", "If all unread responses exceed SIZE, drop the client that "
                               "has not read for the longest time  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
         "--max-unfinished", "If all incomplete requests exceed SIZE, close the connection "

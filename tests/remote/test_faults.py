@@ -260,7 +260,7 @@ def test_names_in_pages(pages: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(("links", "why"), [
-    (("sub/",), "nested nested folders"), (("a/", "b/", "c/", "d/"), "files")])
+    (("sub/",), "nested folders"), (("a/", "b/", "c/", "d/"), "files")])
 def test_folders_without_end(links: tuple[str, ...], why: str, pages: Callable[..., str],
                              monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")

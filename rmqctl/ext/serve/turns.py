@@ -75,9 +75,8 @@ class _Line(Generic[_Of]):
         return number
 
     def pop(self) -> tuple[int, _Of]:
-        """Remove the waiter whose turn is next. Return (the number that `push` returned for the
-        waiter, the
-        waiter, this waiter).
+        """Remove the waiter whose turn is next. Return (the number that `push` returned for
+        this waiter, the waiter).
         """
         _, number, waiter = heappop(self._heap)
         return number, waiter

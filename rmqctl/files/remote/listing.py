@@ -107,8 +107,8 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
                                "files")
         every.update(folders := below)
     if folders:
-        raise StoreIOError(f"cannot list {remote.where(folders[0])}: folders are nested "
-                           f"nested folders")
+        raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_MAX_DEPTH} "
+                           "nested folders")
     return rows
 
 

@@ -202,8 +202,9 @@ def _int(value: Any, name: str, default: int) -> int:
 
 
 def _key(text: str) -> int:
-    """Return the value of a key that must be a base offset or a queue id. The key consists of digits,
-    and may be quoted in the file."""
+    """Return the value of a key that must be a base offset or a queue id: digits, with or without
+    quotes in the file.
+    """
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise ValueError("the key is not a number >= 0")
     return int(text)

@@ -132,7 +132,7 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
-    """Return (the number of leading spools that a task does not need, the index of index entries
+    """Return (the number of leading spools that a task does not need, the number of index entries
     in these spools).
 
     ``keys``: number of index keys in each spool.

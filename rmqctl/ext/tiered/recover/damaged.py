@@ -378,8 +378,8 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
     """Return the (position, size) of ``count`` records, determined from their index items.
 
-    Return an empty list if there are several gaps between the items, and not every gap is more
-    than record.
+    Return an empty list if there are several gaps between the items, and a gap contains more than
+    one record.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None

@@ -408,11 +408,11 @@ def end_of(file: TierIndexFile) -> int:
 
 def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
-    """Write the array in ``lost`` (dtype `LOST`) to compacted files, ordered by time.
+    """Write the items in ``lost`` (dtype `LOST`) to compacted files, ordered by time.
     Yield (path, bytes, begin time, end time) for each file.
 
-    ``used``: begin times of existing files. ``counts``: number of items of in first file, of the
-    second file, and so on; later files are filled up to the limit.
+    ``used``: begin times of existing files. ``counts``: number of items in the first file, in
+    the second file, and so on; later files are filled up to the limit.
     Raises: StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.

@@ -233,9 +233,8 @@ def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the record with a corrected queue id: that of the only queue of the topic from which which
-    exactly this message
-    is missing.
+    """Return the record with a corrected queue id: that of the only queue of the topic from which
+    exactly this message is missing.
 
     The record is unchanged if another message with an invalid queue claims the same queue offset.
     """
@@ -247,8 +246,8 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
     if len(lacking) != 1 or evidence.homeless[record.topic, record.queue_offset] > 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
-        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, where no message "
-        f"with queue offset {record.queue_offset} is missing")
+        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, where only the "
+        f"message with queue offset {record.queue_offset} is missing")
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:

@@ -11,8 +11,7 @@ topic is found with one of these structures:
   knows, or the stored topic with one bit corrected.
 * The queues, if the index has no entries for the message. The original is the only topic of the
   same length with a queue from which exactly this message is missing: between two messages of the
-  queue queue
-  or, in a log that begins at 0, at the end of the queue.
+  queue or, in a log that begins at 0, at the end of the queue.
 
 A stored topic that could be valid is replaced with the help of the queues only if three things are
 true. The store does not know this topic, the topic differs from the original in one byte, and its
@@ -253,9 +252,8 @@ class TopicEvidence:
         return topics
 
     def _rooms(self, suspect: Suspect, least: int) -> list[bytes]:
-        """Return the topics in whose queue the suspect's message is missing; an empty result once
-        the budget
-        is used up.
+        """Return the topics in whose queue the suspect's message is missing; an empty
+        list once the budget is used up.
         """
         own, topics = os.fsencode(suspect.key[0]), []
         for topic in self._queues.get((len(own), suspect.key[1]), ()):
