@@ -43,8 +43,8 @@ _NOT_AVAILABLE = 14
 _OK = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
-"""Prefix of the environment variables with default values of options, which must not affect the
-server of a test.
+"""Prefix of the environment variables with default values of options. These variables must not
+affect the server of a test.
 """
 
 

@@ -347,8 +347,8 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
 
 
 def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
-    """Bring the files that later runs replaced back to their versions at the point ``last``. Remove
-    files that did not exist at that point. Raises: StoreIOError.
+    """For files that later runs replaced, restore the versions at the point ``last``. Remove files
+    that did not exist at that point. Raises: StoreIOError.
     """
     if last.appended is not None:
         for name in set(appended_files(copies.root)).difference(last.appended):

@@ -279,8 +279,8 @@ def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
     """Return the planned steps, with the backup instead of the placeholder COPY.
 
     ``when``: time of the backup in epoch ms.
-    ``damages``: number of damaged ranges that the store had at that time. If there were any, the
-    backup may lack the same bytes, so restoring from it comes after other repairs.
+    ``damages``: number of damaged ranges that the store had at that time. If there were any,
+    the same bytes may be missing from the backup, so restoring from it comes after other repairs.
     """
     if not planned:
         return []

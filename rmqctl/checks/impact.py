@@ -21,7 +21,7 @@ class Impact:
 
     * ``messages``: their number
     * ``of``: number of all messages; None if not counted
-    * ``topics``: number of affected messages by topic, without those whose topic is unknown
+    * ``topics``: number of affected messages by topic; messages of unknown topics are not counted
     * ``earliest``, ``latest``: range of their store times (ms); None if unknown
     * ``complete``: whether topics and times include all affected messages, not only the first ones
     """

@@ -299,8 +299,8 @@ class Losses:
 
     @property
     def all_replaced(self) -> int | None:
-        """Return the number of fillers and of messages kept damaged, in log and tier; None if
-        unknown.
+        """Return the total number of fillers and damaged messages that repairs kept, in the log and
+        in the tier; None if unknown.
         """
         return None if self.replaced is None else self.replaced + self.in_tier.replaced
 

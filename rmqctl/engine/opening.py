@@ -1,8 +1,8 @@
 """The state of a store before an engine appends to it (spec: recovery.md §3-§6).
 
-The state consists of the end of the log, the place from which to dispatch again, and the repairs
-after an unclean shutdown. The end of the log is the offset at which a broker's recovery would end
-the log. A store is rejected if a broker would truncate intact messages, because appending would
+The state consists of the end of the log, the offset from which to dispatch again, and the repairs
+after an unclean shutdown. The end of the log is the offset at which a broker's recovery would
+truncate it. A store is rejected if a broker would truncate intact messages, because appending would
 overwrite them. Nothing is deleted: torn bytes and doubtful index files are moved to
 ``.rmqctl/aside``.
 """

@@ -38,7 +38,7 @@ class MovedLog(NamedTuple):
 
 def moved_log(store: Store) -> MovedLog | None:
     """Return the newest repair that moved files at the end of the log aside, if these files are
-    still missing. None if there is no such repair, or if its journal cannot be read.
+    still missing. None if no such repair exists, or if its journal cannot be read.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1

@@ -150,7 +150,7 @@ class Puts(Changes):
         self._compared(_INDEX, None, None, why)
 
     def _copy_in(self, keys: Iterable[QueueKey]) -> None:
-        """Copy the last files of queues and index into ``scratch``, and all extension files, which
+        """Copy into ``scratch`` the last files of queues and index, and all extension files, which
         are needed to compute addresses.
         """
         make_folders(self.scratch.path(_PLAIN), durable=False)

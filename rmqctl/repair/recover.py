@@ -538,7 +538,7 @@ class _Planner:
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
     def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
-        """Return the log with corrected bytes in properties, where entries prove them."""
+        """Return the log with corrected property bytes; entries have proved the corrections."""
         pieces: dict[int, list[OverlayPiece]] = {}
         bases = [part.base for part in saved.parts]
         for change in {change.place: change for change in corrected}.values():

@@ -37,8 +37,8 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def data_end(source: Source, start: int, end: int) -> int:
-    """Return the end of the data in ``[start, end]``, or a position up to a page later. Only holes
-    follow up to ``end``. Return ``start`` if the range contains no data.
+    """Return the end of the data in ``[start, end]``, or a position up to a page later. From
+    there to ``end``, there are only holes. Return ``start`` if the range contains no data.
     """
     low = source.next_data(start)
     if low >= end:

@@ -1,4 +1,4 @@
-"""The typed command line, whose layout options are added to recommended commands."""
+"""The command line as the user typed it; its layout options are added to recommended commands."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
-    """Show a table of differences; if there are many, with one row for each kind and topic."""
+    """Show a table of differences. If there are many, each kind and topic gets only one row."""
     from rmqctl.checks.diff.differences import runs
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}

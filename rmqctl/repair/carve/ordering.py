@@ -138,7 +138,7 @@ class CarvedLog:
 
 
 class Order:
-    """Collector of the places of messages, which divides them into logs.
+    """Collects the places of messages, and divides the messages into logs.
 
     ``run``: maximum number of places that are sorted in memory at once.
     """

@@ -29,7 +29,7 @@ class _Table(NamedTuple):
 
     ``key``: the field of an entry that repeats its name.
     ``fields``: known fields and their types.
-    ``needed``: fields without which an entry inferred from the store is preferred.
+    ``needed``: if one of these fields is missing, an inferred entry is preferred.
     ``value_type``: the type of all values of an entry.
     """
 

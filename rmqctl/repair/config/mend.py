@@ -333,8 +333,8 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return (entries, evidence). The entries are those of the export, and the inferred
-        ``entries`` that the export does not have.
+        """Return (entries, evidence). The entries are all entries of the export, and the
+        inferred ``entries`` that are missing from it.
 
         ``unknown``: the note on unknown values of inferred entries, with a placeholder for their
         names.

@@ -65,7 +65,7 @@ class Applied:
     * ``id``: its id; empty if nothing was left to do (``already``).
     * ``steps``: number of steps.
     * ``backup``: folder (relative to the store root) with the files moved aside.
-    * ``undone``: whether an interrupted undo was completed, not a repair.
+    * ``undone``: whether an interrupted undo was completed instead of a repair.
     * ``outside``: the folders outside the root that were written to. The user must name them again
       for `undo`.
     """

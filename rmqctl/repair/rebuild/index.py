@@ -244,7 +244,7 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
     """Return a name for each file: the name in ``sure``, or else a name between the names of the
     neighbouring files.
 
-    Return None if there is no unused name between them.
+    Return None if no unused name exists between them.
     """
     out: list[str] = []
     taken = {name for name in sure if name}

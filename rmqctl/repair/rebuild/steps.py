@@ -265,8 +265,8 @@ def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
     """Return whether entries after the end of a queue show that the queue is damaged at its end.
 
-    These entries point into the log, and no valid entry after the end points to an expired message.
-    Called for queues that have no message in the log.
+    They do if one of them points into the log and no valid one points to an expired message. Called
+    for queues that have no message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):

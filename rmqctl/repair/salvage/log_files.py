@@ -198,8 +198,9 @@ def copy_path(scratch: Scratch, part: LogPart) -> str:
 
 
 def _with_pieces(scratch: Scratch, part: LogPart) -> str:
-    """Write a log file with its pieces applied to the scratch folder; return the path. Raises:
-    StoreIOError.
+    """Write to the scratch folder a log file to which its pieces are applied; return the path.
+
+    Raises: StoreIOError.
     """
     path = copy_path(scratch, part)
     assert part.path is not None

@@ -299,8 +299,8 @@ def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequen
 
 
 def _near(places: Iterable[int]) -> Iterator[list[int]]:
-    """Yield the offsets (ascending) in groups, with at most `WINDOW` from one offset to the
-    next.
+    """Yield the offsets (ascending) in groups. Consecutive offsets of a group differ by at most
+    `WINDOW`.
     """
     group: list[int] = []
     for place in places:

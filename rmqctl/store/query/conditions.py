@@ -235,7 +235,7 @@ def _any_number(text: str) -> int | float | None:
 
 
 def _comparable(text: str, other: str) -> tuple[Any, Any]:
-    """Return two texts as numbers if both are integers, otherwise as the same texts."""
+    """Return two texts as numbers if both are integers, otherwise unchanged."""
     if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (text, other)):
         return int(text), int(other)
     return text, other

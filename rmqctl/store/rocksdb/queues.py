@@ -66,7 +66,7 @@ class RocksQueues(Closing):
         an unreadable `checkpoint`."""
         self.odd: list[str] = []
         """Descriptions of the first few keys and values that no broker writes; `odd_count`: their
-        number in all.
+        total number.
         """
         self.odd_count = 0
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}

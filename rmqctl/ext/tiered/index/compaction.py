@@ -398,7 +398,10 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
-    """Return the cluster and broker of the local files. Raises: UsageError if ambiguous."""
+    """Return the cluster and broker of the local files.
+
+    Raises: UsageError if they cannot be determined.
+    """
     owners = tier.contents.owners
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))
