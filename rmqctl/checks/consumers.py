@@ -381,4 +381,4 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
     if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (
             load_one(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
         yield Phrase("light queues: their consumer offsets are in config/lmqConsumerOffset.json, "
-                     "which is missing, so how far they were read is unknown")
+                     "which is missing, so it is unknown how far they were read")

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def command(
     *,
     file: Annotated[str, typer.Argument(
-        metavar="FILE", help="A file of a store or a copy of one, or the folder of a RocksDB "
-                             "database.",
+        metavar="FILE", help="A store file or a copy of a store file, or the folder of a "
+                             "RocksDB database.",
         show_default=False)],
     kind: Annotated[str | None, typer.Option(
-        "--kind", metavar="KIND", help="Kind of the file, if path and content do not show it.",
+        "--kind", metavar="KIND", help="Kind of the file, if neither path nor content shows it.",
     )] = None,
     hex_: Annotated[bool, typer.Option(
         "--hex", help="Show every field with its offset and bytes; -v shows long fields "

@@ -337,8 +337,8 @@ def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diag
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """Return the losses of the tier in a store (zero if there is no tier). For commands that do not
-    check the tier.
+    """Return the losses of the tier in a store (zero if the store has no tier). For commands that
+    do not check the tier.
     """
     from rmqctl.checks.losses import TierLosses
 

@@ -20,7 +20,7 @@ def command(
         metavar="FILE", help="A segment, an index file (uploaded or not), "
                              "tieredStoreMetadata.json, or a copy of one.", show_default=False)],
     type_: Annotated[Type | None, typer.Option(
-        "--kind", "--type", help="Kind of the file, if path and content do not show it.")] = None,
+        "--kind", "--type", help="Kind of the file, if neither path nor content shows it.")] = None,
     hex_: Annotated[bool, typer.Option(
         "--hex", help="Show every field with its offset and bytes; -v shows long fields "
                       "completely.")] = False,

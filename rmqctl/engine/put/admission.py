@@ -218,8 +218,8 @@ def check_store(state: StoreState, settings: Settings) -> PutResult | None:
     if state.role == "SLAVE":
         return refused(SERVICE_NOT_AVAILABLE, "the store belongs to a slave")
     if not state.writeable:
-        return refused(SERVICE_NOT_AVAILABLE, "the store is not writeable: its disk is full "
-                       "beyond the watermark, or writing a queue or the index failed")
+        return refused(SERVICE_NOT_AVAILABLE, "the store is not writable: its disk usage "
+                       "exceeds the watermark, or writing a queue or the index failed")
     if settings.page_cache_busy < state.lock_held_ms < _LOCK_STUCK:
         return refused(settings.profile.page_cache_busy,
                        f"the previous put has been holding the lock for {state.lock_held_ms} ms")

@@ -155,7 +155,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
               "unknown. The perm, order, filter type and other attributes are also unknown: a "
               "broker's defaults are used (perm 6)")]
     if odd:
-        notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
+        notes.append(f"{name}: the queue ids {text_of(dict.fromkeys(map(str, odd)))} in messages "
                      "are not counted as queues")
     if generation >= _SINCE and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         if kind == "MIXED" and not is_from(judged(store, None).release, _MIXED_SINCE):

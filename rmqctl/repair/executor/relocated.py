@@ -216,13 +216,13 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
         if record.kind == "patch" and _is_same(*both):
             raise RefusedError(
                 f"repair {journal.id} was made in {journal.root}, which still contains it: "
-                f"{record.target} is the same file in {root} and in that store (a hard link); "
+                f"{record.target} in {root} and in that store is the same file (a hard link); "
                 "replace it with a copy")
         folder = os.path.dirname(record.target)
         if where := shared(folder):
             raise RefusedError(
                 f"repair {journal.id} was made in {journal.root}, which still contains it: "
-                f"{folder or os.curdir} of {root} and of that store both point to {where}; give "
+                f"{folder or os.curdir} in {root} and in that store points to {where}; give "
                 "the copy a folder of its own")
 
 

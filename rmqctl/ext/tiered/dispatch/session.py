@@ -152,7 +152,7 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
         result.items = index.items
         if writer.dropped:
             result.notes.append(f"{writer.dropped} keys do not fit in an index file and were "
-                                "skipped, as a broker skips them")
+                                "skipped; a broker skips them, too")
         paths = writer.full_files()
         if request.seal_index and not run.stopped:
             paths.append(writer.open_file)
