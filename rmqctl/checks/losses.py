@@ -181,8 +181,8 @@ class TierLosses:
     def loss(self) -> Loss:
         """Return ``messages`` as a `Loss`."""
         return Loss(MESSAGES, self.messages, Phrase(
-            "{count:,} message is lost in the tier and not in the log",
-            "{count:,} messages are lost in the tier and not in the log",
+            "{count:,} message is lost in the tier but not in the log",
+            "{count:,} messages are lost in the tier but not in the log",
             count=self.messages), "tieredstore", already=True)
 
 

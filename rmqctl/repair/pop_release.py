@@ -133,8 +133,8 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
 def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool) -> str:
     if message.state == UNDECIDED and not undecided:
         return ("the records that may contain or acknowledge the message are damaged. `rmqctl "
-                "recover` may restore them; --undecided delivers the message again, maybe as a "
-                "duplicate")
+                "recover` may restore them; --undecided delivers the message again, possibly "
+                "as a duplicate")
     if message.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
         return f"{message.state}: the message cannot be delivered again"
     if record.crc_ok is False:

@@ -260,7 +260,7 @@ class _Planner:
                 and self._store.has_abort):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
-                "DLedger recovers its log at every start; with this file a broker of 5.2.0 or "
+                "DLedger recovers its log at every start; with this file, a broker of 5.2.0 or "
                 "later would again truncate entries that point into the log")]))
         table = self._table(rebuilt)
         if TIMER in self._options.only and self._options.topic is None and not held:

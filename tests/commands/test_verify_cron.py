@@ -37,7 +37,7 @@ def test_what_is_known_stays_quiet_and_what_is_new_does_not(golden_copy: GoldenF
     # What was put right since is said, where anything is said.
     rmqctl("recover", store, "--apply", "--yes")
     assert rmqctl("verify", store, *options).expect(0).err == ""
-    assert "1 accepted finding not found any more" in rmqctl(
+    assert "1 accepted finding no longer found" in rmqctl(
         "verify", store, "--baseline", known).expect(0).err
 
 

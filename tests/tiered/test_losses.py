@@ -97,7 +97,7 @@ def test_all_commands_count_what_a_tier_has_lost(root: Path, tmp_path: Path) -> 
     run("report", root, "--no-hash", "--out", out).expect(1)
     tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
     assert re.search(rf"{lost:,} +messages already lost", tiles)
-    said = f"{lost} messages are lost in the tier and not in the log"
+    said = f"{lost} messages are lost in the tier but not in the log"
     for name in ("doctor", "preflight", "impact"):
         assert said in " ".join(run(name, root).out.split()), name
 

@@ -85,7 +85,7 @@ def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
     if not store.index_listing.files:
         return f"{nothing}: the store has no index files; {search}"
     if answer.behind:
-        return f"{nothing} before the end of the log in a broker's view"
+        return f"{nothing} before the end of the log as a broker sees it"
     if answer.dangling:
         physical = answer.dangling[0]
         return (f"{nothing} can be read: the index points to physical offset {physical}: "

@@ -31,10 +31,10 @@ def command(
     topic: Topic = None,
     broker: ClientBroker = None,
     larger: Annotated[bool, typer.Option(
-        "--max", help="If both STORE and SOURCE have an offset, use the larger one: nothing is "
+        "--max", help="If both STORE and SOURCE have an offset, use the larger: nothing is "
                       "delivered again.")] = False,
     smaller: Annotated[bool, typer.Option(
-        "--min", help="If both STORE and SOURCE have an offset, use the smaller one: nothing is "
+        "--min", help="If both STORE and SOURCE have an offset, use the smaller: nothing is "
                       "skipped.")] = False,
     replace: Annotated[bool, typer.Option(
         "--replace", help="If both STORE and SOURCE have an offset, use SOURCE's.")] = False,

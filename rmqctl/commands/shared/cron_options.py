@@ -94,7 +94,7 @@ class CronOptions(OptionGroup):
             out.note(Phrase("{file}: {findings} accepted from now on", file=self.baseline,
                             findings=counted(save(self.baseline, baselines), "finding")))
         elif gone and not self.quiet_if_ok:
-            out.note(Phrase("{findings} not found any more (remove with --update-baseline)",
+            out.note(Phrase("{findings} no longer found (remove with --update-baseline)",
                             findings=counted(gone, "accepted finding")))
 
 

@@ -192,7 +192,7 @@ def _end(out: Output, faults: ReadFaults, tally: Counter[str], places: list[int]
     if file is not None:
         out.note(f"{stored} written to {file}; `rmqctl append STORE {file}` appends them")
     elif applied and stored:
-        out.note(f"{stored} put; until other messages follow, "
+        out.note(f"{stored} requeued; until other messages follow, "
                  f"`{typed.other('truncate', root, '--to-phy', str(places[0]))}` removes them")
     elif stored:
         out.note(f"nothing was changed; --apply puts {stored}")

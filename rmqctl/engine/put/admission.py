@@ -120,10 +120,10 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     units, length = _units(topic), len(raw_text(topic))
     if not profile.message_v2:
         if units > V1_TOPIC_CHARS:
-            return f"the topic has {units} characters, at most {V1_TOPIC_CHARS} are allowed"
+            return f"the topic has {units} characters; at most {V1_TOPIC_CHARS} are allowed"
     elif hooks and length > V1_TOPIC_CHARS and not topic.startswith(props.RETRY_PREFIX):
-        return (f"the topic has {length} bytes, at most {V1_TOPIC_CHARS} are allowed "
-                f"(except for {props.RETRY_PREFIX} topics)")
+        return (f"the topic has {length} bytes; at most {V1_TOPIC_CHARS} are allowed "
+                f"(but for {props.RETRY_PREFIX} topics)")
     if length > _V1_TOPIC_BYTES and units <= V1_TOPIC_CHARS:
         return f"the topic has {length} bytes, too many for its 1-byte length field"
     return None
@@ -134,7 +134,7 @@ def text_fault(properties: str, settings: Settings) -> str | None:
     checked later.
     """
     if not settings.profile.message_v2 and _units(properties) > MAX_PROPERTIES:
-        return (f"the properties have {_units(properties)} characters, at most {MAX_PROPERTIES} "
+        return (f"the properties have {_units(properties)} characters; at most {MAX_PROPERTIES} "
                 "are allowed")
     return encoding_fault(properties)
 
@@ -314,12 +314,12 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
     else:
         status = exceeded = UNKNOWN_ERROR
     if properties > MAX_PROPERTIES:
-        return refused(exceeded, f"the properties have {properties} bytes, at most "
+        return refused(exceeded, f"the properties have {properties} bytes; at most "
                        f"{MAX_PROPERTIES} are allowed")
     if profile.body_room and body > limit:
-        return refused(status, f"the body has {body} bytes, at most {limit} are allowed")
+        return refused(status, f"the body has {body} bytes; at most {limit} are allowed")
     if record > room:
-        return refused(status, f"the record has {record} bytes, at most {room} are allowed")
+        return refused(status, f"the record has {record} bytes; at most {room} are allowed")
     return None
 
 
@@ -355,7 +355,7 @@ def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
         return "the batch is empty"
     size = request_size(batch)
     if size > settings.max_message_size:
-        return (f"the batch has {size} bytes, at most {settings.max_message_size} are allowed "
+        return (f"the batch has {size} bytes; at most {settings.max_message_size} are allowed "
                 "for all its messages")
     if batch.sys_flag & TRANSACTION_MASK:
         return "a batch cannot be part of a transaction"
@@ -382,10 +382,10 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
     if longest > MAX_PROPERTIES:
-        return refused(PROPERTIES_SIZE_EXCEEDED, "the properties of a message in the batch have "
+        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties of a message of the batch have "
                        f"{longest} bytes; at most {MAX_PROPERTIES} are allowed")
     if not settings.profile.body_room and sum(records) > settings.max_message_size:
-        return refused(MESSAGE_ILLEGAL, f"the records of the batch have {sum(records)} bytes, at "
+        return refused(MESSAGE_ILLEGAL, f"the records of the batch have {sum(records)} bytes; at "
                        f"most {settings.max_message_size} are allowed")
     return None
 
@@ -413,7 +413,7 @@ def check_record(record: Record, settings: Settings) -> PutResult | None:
         return refused(MESSAGE_ILLEGAL, fault)
     raw = record.properties
     if len(raw) > MAX_PROPERTIES:
-        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties have {len(raw)} bytes, at most "
+        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties have {len(raw)} bytes; at most "
                        f"{MAX_PROPERTIES} are allowed")
     if b"DELAY" in raw or b"INNER_NUM" in raw:
         fault = unreadable(record.topic.decode("utf-8", "surrogateescape"),

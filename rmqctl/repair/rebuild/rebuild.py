@@ -175,8 +175,8 @@ class Rebuilt:
         if self.gaps:
             notes.append(plural(self.gaps, "entry follows a gap in its queue's offsets: it is",
                                 "entries follow a gap in their queue's offsets: they are")
-                         + " written where a broker writes such entries, at the end of the queue, "
-                         "before the queue offset of their message")
+                         + " written at the end of the queue, as by a broker, and thus before the "
+                         "queue offset in the message")
         if self.repeated:
             notes.append(f"{plural(self.repeated, 'message has', 'messages have')} a queue offset "
                          "that an earlier message of the queue already has, as after a switch to "

@@ -258,8 +258,8 @@ class Selector:
         for queue in queues:
             if queue.behind and self.selection.until is None:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind:,} "
-                                     f"entries (queue offsets from {queue.end} on) refer to "
-                                     "offsets beyond the end of the log"))
+                                     f"entries (queue offsets from {queue.end} on) point "
+                                     "beyond the end of the log"))
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:

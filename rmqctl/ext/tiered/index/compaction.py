@@ -343,7 +343,7 @@ def plan_local(request: CompactRequest, now: Callable[[], int],
 def _known_root(tier: Tier) -> str:
     """Return the local root of the tier's broker. Raises: UsageError if it is unknown."""
     if tier.broker_root is None or tier.metadata_path is None:
-        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} beside it, so the broker's local "
+        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} next to it, so the broker's local "
                          "root is unknown: pass the file with --metadata")
     return tier.broker_root
 

@@ -208,7 +208,8 @@ def _open(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding
     full = header.item_count + 1 == shape.max_items
     if not shape.old and (header.magic == fmt.END_MAGIC) != full:
         yield note(file, "tiered-index-header", f"{plural(header.item_count, 'item')} of "
-                   f"{shape.max_items}, but the magic of {'an open' if full else 'a full'} file", 0,
+                   f"{shape.max_items}, but the magic marks {'an open' if full else 'a full'} file",
+                   0,
                    length=4)
     last: Array = np.full(shape.slots, none, np.int32)
     seen = 0
