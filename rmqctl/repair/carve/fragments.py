@@ -101,8 +101,8 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return the greatest possible end of the record at ``at``, which is the last record before
-        a log of this shift breaks off.
+        """Return the greatest possible end of the record at ``at``, the position at which a log of
+        this shift breaks off.
 
         This end is the position that the log's next record would have here. Return None if no other
         fragment contains such a record outside of positions ``[at, end)``.
