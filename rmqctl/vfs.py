@@ -325,7 +325,7 @@ def lacks(root: str, structure: str) -> bool:
 
 
 def sampled(root: str) -> int:
-    """Return the number of files of a mounted place whose end was found by sampling."""
+    """Return the number of files in a mounted place whose ends were found by sampling."""
     mounted = _find(root)
     return 0 if mounted is None else mounted[0].reader.sampled_files
 

@@ -152,7 +152,7 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
     """Return the physical offset up to which the log was dispatched, according to the consume
-    queues; -1 without entries.
+    queues; -1 if they have no entries.
 
     Raises: StoreIOError.
     """

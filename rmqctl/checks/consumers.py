@@ -372,8 +372,8 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
                      "beyond the end cannot be checked")
     elif situation.unclean and store.has_abort:
         yield Phrase("the last shutdown was unclean: consumer offsets are written every 5 s, so "
-                     "messages after them may have been consumed already and be delivered twice "
-                     "(`twice_at_most`); which ones is unknown")
+                     "messages after them may have been consumed already, and would then be "
+                     "delivered twice (`twice_at_most`); which ones is unknown")
     if any(topic.startswith(REVIVE_PREFIX) for topic, _ in losses):
         yield Phrase("the store was used with POP: a consumer offset includes invisible messages "
                      "(delivered, not yet acknowledged), so messages lost before it may not have "

@@ -306,7 +306,7 @@ def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFol
 
 def _noted(store: Store, end: int) -> int:
     """Return the physical offset from which an interrupted recovery would have indexed again,
-    according to its note; ``end`` if there is no note.
+    according to its note; ``end`` if the note is missing.
     """
     try:
         with FileSource(store.path(STAGING, _AGAIN)) as source:

@@ -329,7 +329,7 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
     """Return the index of the first entry that points to ``physical`` or a later offset; the end of
-    the queue if there is no such entry.
+    the queue if no such entry exists.
 
     Binary search finds the entry, because physical offsets ascend. Padding entries come first and
     point to offset 0.
@@ -347,7 +347,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
     """Return the queue offset of the first entry that points to ``physical`` or a later offset; the
-    end of the queue if no entry does.
+    end of the queue if no such entry exists.
     """
     end = 0
     for number in range(len(batch.files)):

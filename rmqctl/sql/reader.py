@@ -1,8 +1,8 @@
 """Read pieces of files in one task, and return them as the Arrow record batches that Spark expects.
 
 Pieces are plain values that the driver sends to executors. A piece contains the size that its file
-had at planning. If the file has shrunk since then, rows are missing, which is an error. Rows that
-were appended since then are not read.
+had when the job was planned. If the file has shrunk since then, rows are missing, which is an
+error. Rows that were appended since then are not read.
 
 This module runs on executors and needs no pyspark.
 """

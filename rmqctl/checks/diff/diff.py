@@ -205,8 +205,8 @@ class Diff:
         return [self.a, self.b, *([] if self.c is None else [self.c])]
 
     def _members(self) -> dict[str, Any] | None:
-        """Compare the entries of the members of a DLedger group; return None unless all stores are
-        members.
+        """Compare the entries of the members of a DLedger group; return None if a store is not a
+        member.
         """
         if not are_members(self._stores):
             return None

@@ -12,7 +12,7 @@ _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
 """Options that a recommended command must have, too: the layout of the store, and the broker
-release whose rules to follow.
+release whose rules apply.
 """
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
 """The corresponding options for a tier, whose index options describe the tier's own index."""

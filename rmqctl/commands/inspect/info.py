@@ -95,8 +95,8 @@ class _InfoScreen:
         self._troubles()
 
     def _layout(self) -> str:
-        """Return the forms of those structures that differ from the usual layout: a plain log,
-        consume queue files and JSON configuration.
+        """Return the forms of those structures that differ from the usual layout (a plain log,
+        consume queue files, JSON configuration).
         """
         usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
         return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()

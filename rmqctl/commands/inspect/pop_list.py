@@ -1,4 +1,4 @@
-"""``rmqctl pop list``: list messages that POP delivered and nobody acknowledged."""
+"""``rmqctl pop list``: list messages that POP delivered but no consumer acknowledged."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class TierTimeQuery(TimeQuery):
                            "exactly this time; see --broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
-        help="--boundary upper, for a time between two messages: the later one (5.3.3), or the "
-             "earlier one (5.2.0, stores).")] = "5.3.3"
+        help="--boundary upper between two messages: the later one (5.3.3), or the earlier one "
+             "(5.2.0, stores).")] = "5.3.3"
 
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,

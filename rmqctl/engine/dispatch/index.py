@@ -78,7 +78,7 @@ class IndexFileWriter:
     @classmethod
     def create(cls, path: str, shape: IndexShape, pool: FilePool,
                before: IndexHeader | None) -> IndexFileWriter:
-        """Create a file whose header starts with the end offset and time of the file ``before``
+        """Create a file whose range begins at the end offset and end time of the file ``before``
         (index.md §7).
         """
         pool.create(path, shape.file_size)
@@ -90,7 +90,7 @@ class IndexFileWriter:
         return file
 
     def follow(self, before: IndexHeader) -> None:
-        """Set the start in an empty file's header to the end offset and time of the file
+        """Let the range in an empty file's header begin at the end offset and end time of the file
         ``before``.
         """
         if before.end_phy_offset > 0:

@@ -112,7 +112,7 @@ class Lanes:
 
 
 class LaneArrays:
-    """The values of lanes as columns: one element for each lane, or a dummy if there is no lane."""
+    """The values of lanes as columns: one element for each lane, or a dummy if none exists."""
 
     def __init__(self, lanes: Lanes) -> None:
         heads = [kind.pack(

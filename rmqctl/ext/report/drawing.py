@@ -76,7 +76,7 @@ NARROW = ChartShape("narrow", 4.2, 3.6, 10.5, 4, 40)
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Number of messages and their bytes in each bar. A bar covers ``step`` ms, and the first bar
+    """Numbers of messages and of their bytes in each bar. A bar covers ``step`` ms; the first bar
     starts at ``start`` (ms). ``outside``: number of messages far before or after all bars.
     """
 

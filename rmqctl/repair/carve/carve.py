@@ -119,7 +119,7 @@ class CarvedPage:
 
 
 class Carving:
-    """One carving over all inputs. Iterate over `pages` once; use as a context manager.
+    """A carve run over all inputs. Iterate over `pages` once; use as a context manager.
 
     ``report``: called with each note for the user, such as on unreadable ranges.
     ``advance``: called with the number of bytes scanned.

@@ -88,7 +88,7 @@ class Erasure:
     """A plan that erases messages.
 
     * ``erased``: lines of the certificate.
-    * ``left``: for each file, number of bytes of erased bodies that are not erased.
+    * ``left``: for each file, number of bytes of erased bodies that remain in the file.
     * ``doubtful``: number of messages that may be copies.
     * ``batches``: number of batches that cannot be erased in part.
     """

@@ -6,8 +6,8 @@ stores 31 bits of a CRC, so each change has a chance of 1 in 2^31 of a false mat
 add up to more than `MAX_CHANCE`, the content must give more evidence
 (`rmqctl.repair.salvage.contents`):
 
-* If the bytes are text only after the change, only changes near the bytes that are not text count.
-* If the bytes are JSON only after the change, only changes that make them JSON count.
+* If the change makes the content text, only changes near the bytes that are not text count.
+* If the change makes the content JSON, only changes that make it JSON count.
 * If the body is a zlib stream, the checksum at its end must be right as well.
 
 If complete sectors of a text body are not text, these sectors are the damage, and no change is

@@ -291,9 +291,9 @@ class Collector:
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
     """Return the size in an entry, corrected if it is certainly wrong.
 
-    A size that reaches beyond the region is wrong. One bit of it is flipped so that the message
-    ends where the next message or intact bytes begin. If no bit or several bits do that, the size
-    is returned unchanged.
+    A size that reaches beyond the region is wrong. If flipping exactly one of its bits makes the
+    message end where the next message or intact bytes begin, that bit is flipped. Otherwise the
+    size is returned unchanged.
     """
     if physical + size <= region.end:
         return size

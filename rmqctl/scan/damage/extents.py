@@ -212,8 +212,8 @@ def _searched(source: Source, at: int, search: int, limit: int, references: Refe
 
 
 def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtful:
-    """Return the undecided frames in positions ``[start, end)``, and the records without a body
-    between them.
+    """Return the undecided frames in positions ``[start, end)``, plus the records between them
+    that have no body.
     """
     taken = sorted(frames)
     for position, size in bare_records(source, start, end):

@@ -104,7 +104,7 @@ def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
 
 
 def _first(target: Target, unit: int) -> int:
-    """Return the number of the first unit to show, from --from or --at."""
+    """Return the index of the first unit to show, from --from or --at."""
     options = target.options
     return options.at // unit if options.at is not None else options.start or 0
 

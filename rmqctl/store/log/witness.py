@@ -1,7 +1,7 @@
 """Evidence of the positions of records in the log, from consumequeues, index files and DLedger's
 index.
 
-The evidence is used only at damage. The first look-up reads all entries once, and
+The evidence is used only where the log is damaged. The first look-up reads all entries once, and
 `rmqctl.store.log.leads` caches them. An index file is read only if the range of offsets in its
 header includes the requested offset. Each entry is evaluated separately, so a damaged entry does
 not affect the others.

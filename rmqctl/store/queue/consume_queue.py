@@ -189,7 +189,7 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """Return the min offset by a broker's rule for a log that begins at ``log_min``.
+        """Return the queue's min offset by a broker's rule, if the log begins at ``log_min``.
 
         The result is the queue offset of the first entry before ``end`` whose record has not
         expired. ``generation``: 4 or 5.

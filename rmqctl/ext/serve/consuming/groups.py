@@ -90,8 +90,8 @@ class Group:
         self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
-        """Replace the group's subscriptions by those of a member. Return whether topics were added
-        or removed.
+        """Replace the group's subscriptions with those of a member. Return whether topics were
+        added or removed.
         """
         topics = {subscription.topic for subscription in wanted}
         changed = topics != set(self.subscriptions)

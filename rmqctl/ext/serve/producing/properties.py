@@ -113,7 +113,7 @@ class PropertyBuilder:
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _match(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """Return the plan for the sent properties, and its pattern's match. If there is no plan,
+        """Return the plan for the sent properties, and its pattern's match. If no plan fits,
         both are None.
         """
         plan = self._last  # producers send the same names again and again

@@ -193,7 +193,7 @@ def _most_open(runs: Sequence[SortedRun]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[SortedRun]) -> Iterator[pa.RecordBatch]:
-    """Yield the merged rows of runs that are sorted by their first row.
+    """Yield the merged rows of ``runs``, which are sorted by their first row.
 
     A run is opened only when its first row is reached.
     """

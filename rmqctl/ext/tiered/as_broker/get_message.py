@@ -1,7 +1,7 @@
 """Answer pulls from a tier as a broker's message fetcher does (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are the same as in 5.3.3, except for two defects that are not
-copied:
+Statuses, next offsets and limits are the same as in 5.3.3, with two exceptions, which avoid defects
+of 5.3.3:
 
 - A message that cannot be split out of a read-ahead does not shift the following messages, and
   never blocks a consumer forever.

@@ -2,8 +2,8 @@
 
 Brokers since 5.3.0 put the unique key and then the parts of ``KEYS`` into a ``HashSet`` and iterate
 over this set. For columns of many messages, a sort by hash bucket gives the same order. Unusual
-messages are processed one by one: those with many or equal keys, characters beyond ASCII or
-trailing spaces.
+messages are processed one by one: those with many keys, equal keys, keys with characters beyond
+ASCII, or keys with trailing spaces.
 """
 
 from __future__ import annotations

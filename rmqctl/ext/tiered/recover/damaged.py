@@ -426,8 +426,8 @@ def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], pa
 
 
 class Patched(ReaderOverlay):
-    """A reader that returns ``pieces`` in place of bytes in the files. ``pieces``: by path, in
-    ascending order.
+    """A reader that returns ``pieces`` (by path, in ascending order) instead of the bytes that the
+    files contain at these positions.
     """
 
     def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[OverlayPiece]]) -> None:

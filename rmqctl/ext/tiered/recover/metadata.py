@@ -99,7 +99,7 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
 def _segments(new: Metadata, spare: Metadata | None, number: int,
               present: Mapping[str, Sequence[RecoveredSegment]], moved: set[str],
               changes: MetadataChanges, now: int, prefix: str) -> None:
-    """Update the entries of one kind of segment, whose paths begin with ``prefix``."""
+    """Update the entries of one kind of segment for the paths that begin with ``prefix``."""
     kind = names.KINDS[number]
     table = new.segments[kind]
     # Remove entries of missing files.

@@ -169,7 +169,7 @@ class QueueCheck:
     """The scan of a queue. The other attributes are complete only after all `findings` have been
     read.
 
-    ``loose``, ``spans``, ``seen``: explained by `Leftovers`.
+    ``loose``, ``spans``, ``seen``: see `Leftovers`.
     ``without_unit``: queue offsets of intact messages without a unit.
     ``first``: (queue offset, logical offset) of the first message with a unit.
     """
