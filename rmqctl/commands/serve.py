@@ -132,9 +132,8 @@ def command(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
         help="Stop when no client has been connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
-        "--end-with-stdin", help="Stop when standard input (a pipe from the parent program) "
-                                 "closes. With --temp, faults can be injected "
-                                 "through it.")] = False,
+        "--end-with-stdin", help="Stop when the pipe on standard input closes. With --temp, "
+                                 "the parent program can inject faults through it.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Also accept messages: the store is locked and written as by a broker; "
                            "offsets and topics go to its config/.")] = False,

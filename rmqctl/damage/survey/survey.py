@@ -128,7 +128,7 @@ class Region:
     """A damaged region without intact records: physical offsets ``[start, end)`` of file number
     ``file``.
 
-    ``before`` and ``after``: store times of the adjacent intact messages; None if there is none.
+    ``before`` and ``after``: store times of the adjacent intact messages, if there are any.
     ``dirty``: at least one byte is not zero.
     ``previous``: physical offset of the message that ends at the start of the region.
     ``extents``: physical offset and size of damaged records, if certain.

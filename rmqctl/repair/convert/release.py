@@ -283,8 +283,8 @@ class _Conversion(Changes):
     def move_queues(self) -> None:
         """Move aside the queues of removed topics.
 
-        If the release does not read batch queues, move these aside, too. Convert batch queues that
-        contain no batches to plain queues.
+        If the release does not read batch queues, move these aside, too. If a batch queue contains
+        no batches, convert it to a plain queue.
         """
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         for topic in sorted(self.gone_topics):

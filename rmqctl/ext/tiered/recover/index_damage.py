@@ -114,7 +114,7 @@ class IndexDamage(Items):
 
     def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
         """Yield at most one finding about the items of missing queues: for the first of these items
-        whose hash is that of a key without an item.
+        whose hash belongs to a key without an item.
         """
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])

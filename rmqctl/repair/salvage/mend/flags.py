@@ -117,7 +117,7 @@ class Flags:
         if not is_odd:
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _rebuilt(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
-                "hosts: swapped back, they match the ports and the store time", whole=True)
+                "hosts: if the bits are swapped back, ports and store time fit", whole=True)
         if not stored & ~sysflag.KNOWN_BITS and odd_bytes(shaped.body) is not None:
             return None  # an unknown codec may have compressed the body
         hosts = shaped.sys_flag & HOST_BITS
