@@ -191,7 +191,7 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """Return (name, checksum) from a line of the file of checksums; None for an empty line.
+    """Return (name, checksum) from a line of the checksum file; None for an empty line.
 
     For an invalid line, the name describes the line, and the checksum is empty. As a result, the
     line is reported as missing.

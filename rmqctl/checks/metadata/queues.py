@@ -103,8 +103,8 @@ class ReadableQueues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Return, by topic, the number of entries in consume queue files that only point to missing
-        log files.
+        """Return, by topic, the number of entries in those consume queue files whose entries all
+        point to missing log files.
 
         A broker's cleaner deletes such a consume queue file together with its log files. The
         cleaner never deletes the last file of a queue, so the last file does not count.

@@ -1,1 +1,1 @@
-"""``rmqctl delete``: erase messages with all copies; delete topics and groups."""
+"""``rmqctl delete``: erase messages, including all copies; delete topics and groups."""

@@ -60,8 +60,8 @@ def _beginning(text: str) -> str:
 
 def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """Show a table of findings. ``row_of`` returns the row of a single finding. Many findings are
-    grouped in rows by kind and topic.
+    """Show a table of findings. ``row_of`` returns the row of a single finding. If there are many
+    findings, they are grouped into rows by kind and topic.
     """
     # A short list is shown as it is.
     if page.every or len(findings) <= MAX_LISTED:

@@ -99,8 +99,8 @@ class LogOverview:
 
     @property
     def reach(self) -> int:
-        """The physical offset where the log ends, including missing last files that consume queue
-        or index entries point to.
+        """The physical offset where the log ends. Files that are missing at the end count if
+        consume queue or index entries point to them.
         """
         places = None if self.start is None else self.start.already_lost_places
         if not self.end or places is None or places[1] < self.end:  # no known file size

@@ -301,7 +301,7 @@ def _by_content(record: Record, traits: Traits, matches: Matches, *, same_body: 
 
 def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
             same_body: bool) -> None:
-    """Add a record that is a batch to ``matches``, if it contains messages to erase."""
+    """Add a batch record to ``matches`` if it contains messages to erase."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
     judged = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]

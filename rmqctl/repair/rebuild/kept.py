@@ -75,8 +75,8 @@ class StoreEntries:
         return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
 
     def tags(self, message: EntryKey, code: int) -> str | None:
-        """Return the tags of a nearby message in the queue with the same tags code; None if no
-        message has it.
+        """Return the tags of a nearby message that is in the queue and has the same tags code; None
+        if there is no such message.
         """
         queue = self.store.known_queues.get((message.topic, message.queue_id))
         if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:

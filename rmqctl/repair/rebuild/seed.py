@@ -233,7 +233,7 @@ class _Queue:
 
 
 class OldUnits:
-    """Finder of the present extension unit of each message (a `Recall`).
+    """Finds the existing extension unit of each message (a `Recall`).
 
     Calls must be in queue order. A message's unit is recognised by its tags code and store time,
     and by the entry that points to the unit.

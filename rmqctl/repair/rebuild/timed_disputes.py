@@ -100,7 +100,7 @@ def _judge(settled: TimedDisputes, record: Record, wanted: int, topics: set[str]
 
 
 def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
-    """Yield the changes of one byte that turn another property's name into REAL_TOPIC and after
+    """Yield each change of one byte that turns another property's name into REAL_TOPIC and after
     which ``fits`` returns true.
     """
     raw, name = record.properties, props.REAL_TOPIC.encode()

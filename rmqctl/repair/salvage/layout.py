@@ -209,7 +209,7 @@ class Filling:
             position += size
 
     def fill(self) -> Iterator[tuple[int, int, Parts]]:
-        """Yield (physical offset, size, parts) of the records in order, which together cover the
+        """Yield, in order, (physical offset, size, parts) of the records that together cover the
         span.
 
         If the span is too small for a record, ``short`` is set to its length in bytes.

@@ -106,7 +106,7 @@ class Selection:
         return None
 
     def in_log(self) -> list[Condition]:
-        """Return all criteria as conditions, for a scan of the log, including topic and queue."""
+        """Return all criteria, including topic and queue, as conditions for a scan of the log."""
         place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
                  ("queue_offset", ">=", self.from_offset))
         return [Condition(field, sign, value)  # type: ignore[arg-type]

@@ -172,7 +172,8 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic like `topic_rows`, with the contents of their compaction logs.
+    """Like `topic_rows`, return the queues of a topic, but with the contents of their compaction
+    logs.
 
     This applies only in a view with compacted topics, and only to queues that a broker reads from a
     compaction log.

@@ -313,7 +313,7 @@ def slots_of(key_hash: Array, slots: int) -> Array:
 
 
 def has_slot(slots: int) -> bool:
-    """Return whether the hash -2^31 has a slot: only if ``slots`` divides 2^31."""
+    """Return whether the hash -2^31 has a slot: true only if ``slots`` divides 2^31."""
     return (1 << 31) % slots == 0
 
 

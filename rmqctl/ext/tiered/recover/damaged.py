@@ -122,7 +122,7 @@ def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
 
 
 def lost_offsets(surveyed: CommitLogSurvey) -> Iterator[LostRange]:
-    """Yield the ranges of the log in which queue offsets are missing, in order."""
+    """Yield, in order, the ranges of the log in which queue offsets are missing."""
     rows, log = surveyed.rows, surveyed.log
     if not len(rows):
         return

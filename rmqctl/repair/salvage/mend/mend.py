@@ -443,7 +443,9 @@ class _Round:
         return self._by_crc_field(raw, record, rows) or self._by_topic(raw, record, rows)
 
     def _by_crc_field(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """Restore a record with an intact body and a damaged body CRC. Return its size; else 0."""
+        """Restore a record with an intact body and a damaged body CRC. Return its size; 0 if it
+        cannot be restored.
+        """
         reason = damaged_crc(record)
         after = with_fields(raw, body_crc=body_crc(record.body))
         if reason is None or append_crc.verify(after) is False or not self._supported(
