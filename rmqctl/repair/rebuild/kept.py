@@ -76,7 +76,7 @@ class StoreEntries:
 
     def tags(self, message: EntryKey, code: int) -> str | None:
         """Return the tags of a nearby message that is in the queue and has the same tags code; None
-        if there is no such message.
+        if no message meets these conditions.
         """
         queue = self.store.known_queues.get((message.topic, message.queue_id))
         if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:
