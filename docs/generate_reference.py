@@ -356,7 +356,7 @@ For milliseconds write `epoch_ms(store_timestamp) > 1718928000000` in `rmqctl sq
 `unix_millis(store_timestamp) > 1718928000000` in Spark. Message objects (`read -o json`, iteration
 in Python) have times in milliseconds since 1970.
 
-Every column is nullable in type. A value is null only where the table says so. In text
+The type of every column is nullable. A value is null only where the table says so. In text
 that is not UTF-8, invalid bytes become U+FFFD; the column `record` keeps the bytes.
 """
 _ON_SPARK = "Only in `rmqctl pipeline sql` and Spark."

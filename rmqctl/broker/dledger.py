@@ -126,7 +126,9 @@ class _EntryColumns(NamedTuple):
 
 
 class _HeadWalk:
-    """The entries that DLedger accepts from file ``number`` on. DLedger checks only headers."""
+    """The entries that DLedger accepts, beginning with file ``number``. DLedger checks only
+    headers.
+    """
 
     def __init__(self, log: CommitLog, number: int, units: UnitReader) -> None:
         self._log, self._number, self._reader = log, number, units

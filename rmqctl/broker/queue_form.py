@@ -58,7 +58,7 @@ def is_likely_file(store: Store) -> bool:
 
 
 def require_proven(store: Store) -> None:
-    """Raise RefusedError if messages may not be appended to a store without consume queues.
+    """Raise RefusedError if messages must not be appended to a store without consume queues.
 
     This is the case if the checkpoint suggests RocksDB, because the queues would be created in
     files.

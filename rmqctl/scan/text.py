@@ -171,7 +171,7 @@ def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
 
 
 def _polynomial(texts: Array) -> Array:
-    """Return the hash (uint32) of each row of bytes, as an ASCII text of the full width.
+    """Return the hash (uint32) of each row of bytes, read as an ASCII text of the full width.
 
     ``einsum`` is NumPy's own loop. It does not use BLAS, so it starts no threads of its own.
     """

@@ -57,7 +57,7 @@ def is_user_topic(name: str) -> bool:
 
 
 def is_user_group(name: str) -> bool:
-    """Return whether a group is not one of the groups that brokers create by themselves."""
+    """Return whether a group belongs to a user, not to a broker itself."""
     return name not in _SYSTEM_GROUPS and not name.startswith(
         (*_SYSTEM_GROUP_PREFIXES, LMQ_PREFIX))
 

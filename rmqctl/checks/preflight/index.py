@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 
 _PAGE = 1 << 16
 _MAX_KEYS = 1 << 15
-"""Maximum number of keys of a message, as limited by the size of its properties."""
+"""Maximum number of keys that fit into the properties of a message."""
 
 
 @dataclass(slots=True)

@@ -121,7 +121,7 @@ def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: ReadFaults) -> Selection:
     """Return a selection of the messages that a group has not consumed. Report problems.
 
-    The selection has the group's queues, each from the group's offset on.
+    The selection has the group's queues, each starting at the group's offset.
     """
     from rmqctl.store.groups.unread import StoredOffsets, unread
 

@@ -120,7 +120,7 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[TimerStep]:
-    """Yield the used positions of a file from ``position`` on (a multiple of the unit).
+    """Yield the used positions of a file, beginning at ``position`` (a multiple of the unit size).
 
     The walk ends after an end mark. Positions are fixed, so the walk continues after a damaged
     unit.

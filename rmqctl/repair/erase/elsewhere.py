@@ -1,8 +1,8 @@
 """Copies of erased messages outside the log, and remaining bytes of their bodies.
 
-In a compaction log, or in a tier below the store, a copy is a record as in the log. Elsewhere,
-bytes of an erased body may remain in stale data, in damaged pages, and in files that repairs keep.
-These bytes are counted for each file.
+In a compaction log, or in a tier below the store, a copy is a record like those in the log.
+Elsewhere, bytes of an erased body may remain in stale data, in damaged pages, and in files that
+repairs keep. These bytes are counted for each file.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
-    """Return (the parts of a log without empty files at its end, these empty files).
+    """Return (the parts of a log except the empty files at its end, these empty files).
 
     Such files exist if a broker was killed between creating the next file and extending it.
     """
