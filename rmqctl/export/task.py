@@ -110,7 +110,7 @@ class RangeWalk:
 
 
 def chosen(spec: Export, batch: Batch) -> Batch:
-    """Return the messages of a batch that the export selects."""
+    """Return those messages of a batch that the export selects."""
     if not spec.conditions:
         return batch
     page = filtered(BatchPage(batch), spec.conditions)

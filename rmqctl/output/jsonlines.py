@@ -115,8 +115,8 @@ def _lead(name: str) -> str:
 
 
 class JsonLines:
-    """Writer of JSON lines: one object per line. Lines are collected and written after a moment, or
-    at a FLUSH.
+    """Writer of JSON lines: one object per line. Lines are collected and written after a short
+    delay, or at a FLUSH.
     """
 
     def __init__(self, target: WriterTarget) -> None:

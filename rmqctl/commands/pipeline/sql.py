@@ -102,7 +102,7 @@ def command(
 
 
 def _only_tiers(text: str, store: str) -> bool:
-    """Return whether a query reads only tiers and ``store`` is or contains a tier."""
+    """Return whether ``store`` is or contains a tier, and the query reads only tiers."""
     from rmqctl.ext.spark.source.tiered import has_tier
     from rmqctl.sql.schema import TIERED_MESSAGES, named_tables
 

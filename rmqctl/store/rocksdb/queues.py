@@ -474,7 +474,9 @@ class RocksQueue(ConsumeQueue):
 
 
 class _SearchRows:
-    """The rows of a queue with the interface for a search by physical offset (`QueueUnits`)."""
+    """The rows of a queue, with the interface that a search by physical offset needs
+    (`QueueUnits`).
+    """
 
     def __init__(self, row: Callable[[int], RowRecord | None]) -> None:
         self._row = row
