@@ -85,8 +85,8 @@ class Language:
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return the language named by ``given`` or by the first environment variable that is set.
-    Return English if that language has no catalog.
+    """Return the language that ``given`` names. If it is empty, the first environment variable that
+    is set names the language. Return English if that language has no catalog.
     """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
     return CHINESE if name.lower().startswith(CHINESE) else ENGLISH

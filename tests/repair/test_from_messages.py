@@ -423,7 +423,7 @@ def test_files_that_are_no_source(tmp_path: Path) -> None:
         "noise": (3, base64.b85encode(bytes(range(256))), "an unknown format"),
         "text.txt": (3, b"hello\n", "an unknown format"),
         "torn.parquet": (5, b"PAR1" + bytes(100), "cannot be read as Parquet"),
-        "00000000000000000000": (6, bytes(100), "none of its messages equals"),
+        "00000000000000000000": (6, bytes(100), "no message in it equals"),
         "middle.bin": (3, log_files(store)[0].read_bytes()[:60], "rename it to its original name")}
     for name, (code, content, said) in made.items():
         path = tmp_path / name

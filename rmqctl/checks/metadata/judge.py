@@ -525,9 +525,9 @@ class _MetadataJudge:
             unread += 0 if bounds is None else max(0, bounds.end - max(bounds.first, position))
         names = some_of(sorted({group for group, _, _ in self.metadata.offsets}), _MAX_NAMED)
         return Phrase(
-            "Without its committed offset a group starts where its consumeFromWhere specifies: by "
+            "Without its committed offset, a group starts where its consumeFromWhere specifies: by "
             "default at the last offset, so {names} would skip {count:,} unread message.",
-            "Without its committed offset a group starts where its consumeFromWhere specifies: by "
+            "Without its committed offset, a group starts where its consumeFromWhere specifies: by "
             "default at the last offset, so {names} would skip {count:,} unread messages.",
             names=names, count=unread)
 

@@ -443,7 +443,7 @@ def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Su
     if not any(item.messages for item in comparison.equal.items) and (others or not any(
             (stretch.keys or stretch.alike) and not stretch.against for stretch in gone)):
         raise RefusedError(
-            f"{source.name}: none of its messages equals a message of this store at the same "
+            f"{source.name}: no message in it equals the message of this store at the same "
             "physical offset"
             + (", and this store has no index with its keys: unknown whether it belongs to this "
                "log" if comparison.bare else ": it belongs to another broker or another log")
