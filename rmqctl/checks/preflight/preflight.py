@@ -71,7 +71,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
               seen: RangeResult | None = None) -> Prediction:
     """Return what a broker of ``broker_version`` does at startup.
 
-    ``broker_version``: default: the version that the store was created for or, if that is unknown,
+    ``broker_version``: if None, the version that the store was created for or, if that is unknown,
     the version that the store's files indicate.
     ``full``: whether to search the whole log for messages without an entry. If false, only the part
     that the broker reads is searched, until messages are known to be lost.

@@ -98,7 +98,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def next(self) -> str | None:
-        """Return the command to run next (read-only if possible); None if there is none."""
+        """Return the command to run next (read-only if possible); None if no finding has one."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",

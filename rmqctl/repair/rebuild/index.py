@@ -266,8 +266,8 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
 
 
 def _own(file: StoreFile) -> str:
-    """Return the name of a file by the store time of its first entry. This name depends only on the
-    log.
+    """Return the name that is derived from the store time of a file's first entry. It depends only
+    on the log.
     """
     header = header_of(file.path)
     return name_at(header.begin_timestamp) if header.index_count > 1 else file.name

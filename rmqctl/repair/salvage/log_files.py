@@ -198,7 +198,7 @@ def copy_path(scratch: Scratch, part: LogPart) -> str:
 
 
 def _with_pieces(scratch: Scratch, part: LogPart) -> str:
-    """Write to the scratch folder a log file to which its pieces are applied; return the path.
+    """Copy a log file to the scratch folder and apply its pieces; return the path of the copy.
 
     Raises: StoreIOError.
     """

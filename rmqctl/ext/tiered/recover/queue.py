@@ -54,7 +54,7 @@ class RecoveredSegment:
 
     ``begin`` and ``end``: first and last store time of its messages; `NEVER` if it has none.
     ``all_times``: the times of all messages are known (the times of expired messages are unknown).
-    ``quirk``: the two times that a broker reads instead of these; None if it reads these.
+    ``quirk``: the two times that a broker reads instead; None if it reads the right times.
     """
 
     base: int

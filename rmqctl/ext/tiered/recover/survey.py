@@ -51,7 +51,7 @@ class SegmentSurvey:
     """A commit log segment.
 
     ``begin`` and ``end``: first and last store time of its messages; `NEVER` if it has none.
-    ``quirk``: the two times that a broker reads instead of these; None if it reads these.
+    ``quirk``: the two times that a broker reads instead; None if it reads the right times.
     ``damaged``: number of bytes that are not in a message or coda.
     ``beyond``: number of messages that extend past the next segment's base.
     """
