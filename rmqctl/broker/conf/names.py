@@ -22,8 +22,8 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
 class SettingName(NamedTuple):
     """The name of a setting and its Java type.
 
-    ``since``: first release that reads the setting. ``until``: last release that reads it; None for
-    the newest release.
+    ``since``: first release that reads the setting. ``until``: last release that reads it; None if
+    the newest release reads it.
     """
 
     name: str

@@ -36,7 +36,7 @@ from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach
 Progress = Callable[[int], None]
 _BLOCK = 1 << 16
 _BITS = 40
-"""Number of low bits of a key that contain the queue offset; the queue number is above them."""
+"""Number of low bits of a key that contain the queue offset; the rest is the queue number."""
 _UNROWED = 1 << (_BITS - 1)
 _WILD = 1 << 62
 

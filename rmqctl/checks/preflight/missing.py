@@ -79,7 +79,7 @@ class Beyond(NamedTuple):
     """Lost messages after a position in the log.
 
     ``messages``: number of lost messages.
-    ``places``: positions of the lost messages that entries or the index show.
+    ``places``: positions of the lost messages to which entries or the index point.
     """
 
     messages: int = 0

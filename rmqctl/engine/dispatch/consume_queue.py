@@ -112,8 +112,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         """Find all queues on disk; see `QueueSet`.
 
         ``positions``: the known ends of queues; other ends are read from the files of the queues.
-        ``twins``: queues of another store; new files equal to files of these queues are not
-        written.
+        ``twins``: queues of another store; a new file that equals a file of one of these queues is
+        not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)

@@ -162,7 +162,7 @@ class Broker:
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Callback for unexpected errors of handlers."""
     waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
-    """The limit of waiting requests. A large request counts as several, see `pulling.Waiting`."""
+    """The limit on waiting requests. A large request counts as several (see `pulling.Waiting`)."""
     pops: Any = field(init=False)
     """Messages delivered by POP: a `popping.Pops` (not imported: `popping` imports this module)."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)

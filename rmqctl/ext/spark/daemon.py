@@ -1,7 +1,7 @@
 """Spark's Python daemon, which loads rmqctl's modules before it forks its workers.
 
 ``spark.python.daemon.module`` is set to this module only if rmqctl is installed on the workers or
-they use the driver's package (``local[N]``). Workers then start without importing anything. The
+they use the driver's package (``local[N]``). Workers then start without importing anything, and the
 garbage collection that Spark runs after every task takes almost no time.
 """
 

@@ -29,7 +29,7 @@ UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """Faults that make a client's decoder drop this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 """Width in bits of the numeric properties that a broker parses when it checks a record.
-``DELAY_BITS``: of DELAY. ``INNER``: of the two properties of an inner batch.
+``DELAY_BITS``: width of DELAY. ``INNER``: widths of the two properties of an inner batch.
 """
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")

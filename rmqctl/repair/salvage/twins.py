@@ -96,7 +96,7 @@ class Twins:
     def _places(self, record: Record, key: str) -> Iterator[int]:
         """Yield physical offsets at which the twin may be.
 
-        The offsets are from references of the record, and from index entries with its unique key.
+        The offsets come from references in the record and from index entries for its unique key.
         """
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset

@@ -29,7 +29,7 @@ _MAX_SAMPLED = 500
 """Maximum number of slots whose units are used to determine the precision of the wheel."""
 _NONE = -1
 _MAX_KEPT = 1 << 17
-"""Maximum number of contradictions kept for the final check; random bytes may cause any number."""
+"""Maximum number of contradictions kept for the final check, as random bytes may cause many."""
 
 
 @dataclass(slots=True)

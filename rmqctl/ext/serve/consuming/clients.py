@@ -14,8 +14,8 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.frame import FrameError
 
 _MAX_EVENTS = 50
-"""Maximum number of groups whose members a heartbeat notifies at once, and of joined groups that
-are reported in separate events.
+"""Maximum number of groups whose members one heartbeat notifies at once. If a client joins more
+groups than that, a single event reports all of them.
 """
 _MAX_SUBSCRIPTIONS = 10_000
 _MAX_TEXT = 64 << 20
