@@ -389,7 +389,7 @@ def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
 
 def holes_with(by_queue: Mapping[QueueKey, Sequence[Hole]], key: QueueKey,
                offset: int) -> Hole | None:
-    """Return the hole of a queue that contains a queue offset; None if no hole does."""
+    """Return the hole in a queue that contains a queue offset; None if no hole does."""
     for hole in by_queue.get(key, ()):
         if hole.first <= offset < hole.end:
             return hole

@@ -30,7 +30,7 @@ _WHOLE = frozenset({"hex"})
 the user requested all of it.
 """
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
-"""Names of columns with sentences. One of these columns may be written below each row."""
+"""Names of columns that contain sentences. One of these columns may be written below each row."""
 _KEPT = frozenset({
     "action", "body", "category", "cause", "count", "detail", "error", "field", "file", "finding",
     "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",

@@ -248,7 +248,7 @@ class QueuesExpired:
     notes: list[str] = field(default_factory=list)
 
     def by_topic(self) -> dict[str, int]:
-        """Return the number of expiring queue offsets of each topic that has any."""
+        """Return the number of expiring queue offsets for each topic that has any."""
         out: dict[str, int] = {}
         for (topic, _), span in self.rows.items():
             if span.after > span.before:

@@ -465,7 +465,7 @@ class Store(Closing):
         return self._listings[folder]
 
     def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Save a listing that the caller made of a folder, for later calls of `listed`."""
+        """Save the caller's listing of a folder for later calls of `listed`."""
         if folder.startswith(self._tops_of_queues) and folder not in self._listings:
             self._listings[folder] = listing_of(entries)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_LISTED = 8
-"""Maximum number of findings or actions up to which each has its own row."""
+"""Maximum number of findings or actions that get one row each; if there are more, they are grouped.
+"""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Punctuation of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")

@@ -157,7 +157,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
 
 
 def _later(root: str, repair_id: str) -> Iterator[Journal]:
-    """Yield the later repairs that are not undone, the newest first."""
+    """Yield the later repairs that have not been undone, newest first."""
     for other in reversed(ids(root)):
         if (order(other) > order(repair_id) and is_committed(root, other)
                 and state_of(root, other)[0] != "undone"):

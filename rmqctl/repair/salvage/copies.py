@@ -299,7 +299,7 @@ class Copier:
                 "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
 
     def _decided(self, result: CopyResult) -> None:
-        """Mark contested messages as decided where another source's message was copied."""
+        """Mark contested messages as decided if another source's message was copied."""
         for number, low, high in self._contested:
             if any(start < high and end > low for start, end in result.places):
                 action = result.actions[number]
