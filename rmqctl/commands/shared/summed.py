@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_LISTED = 8
-"""Maximum number of findings or actions that get one row each; if there are more, they are grouped.
-"""
+"""Maximum number of findings or actions that get one row each; more are grouped."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Punctuation of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")

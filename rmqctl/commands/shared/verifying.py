@@ -76,8 +76,7 @@ def _conclude(out: Output, verdict: VerifyResult[C]) -> None:
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a verdict's JSON object. Layout options that the user typed are added to its commands.
-    """
+    """Return a verdict's JSON object, with the user's layout options added to its commands."""
     for row in (document, *document["findings"]):
         complete(row)
     return document
