@@ -110,7 +110,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("dlq list", "read-only", _INSPECT, "List dead letters with their origin and retry count"),
     _spec("timers list", "read-only", _INSPECT, "List timed messages by due time"),
     _spec("pop list", "read-only", _INSPECT,
-          "List messages that POP delivered but no consumer acknowledged"),
+          "List messages delivered by POP that no consumer acknowledged"),
     _spec("transactions list", "read-only", _INSPECT,
           "List half messages without commit or rollback"),
     _spec("config", "read-only", _INSPECT,

@@ -157,8 +157,7 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
     """Return the positions (int64) of at most ``most`` records. The first record starts at ``at``;
     the size of each record shows where the next one starts. ``head``: number of bytes of the entry
-    header before
-    each record.
+    header before each record.
     """
     starts: list[int] = []
     last = filled - _SIZE.size

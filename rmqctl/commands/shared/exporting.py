@@ -74,7 +74,7 @@ class ExportOptions(OptionGroup):
     redact_key: RedactKey = None
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Subfolders: any of topic, day (store time in --tz) and store, or none (default for a "
+        help="Subfolders: any of topic, store and day (store time in --tz), or none (default for a "
              "folder: topic,day).", show_default=False)] = None
     provenance: Annotated[bool, typer.Option(
         "--provenance", help="Add where each message was found: store, file, offset in the file, "
