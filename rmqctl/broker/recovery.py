@@ -92,7 +92,7 @@ def default_release(store: Store) -> str:
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
-    """Return the log after the recovery of a broker of this version on ``store``.
+    """Return the log as it is after a broker of this version has recovered ``store``.
 
     Raises: StoreIOError.
     """

@@ -259,7 +259,7 @@ class Diagnosis:
 
     @property
     def untold(self) -> str | None:
-        """Return the reason why the log cannot be read, so that messages cannot be checked; else
+        """If the log cannot be read, so that messages cannot be checked, return the reason; else
         None.
         """
         return self.not_judged.get("commitlog")

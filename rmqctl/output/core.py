@@ -208,7 +208,7 @@ class Output:
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
-        """Pass all data written so far on to the operating system."""
+        """Flush all data written so far to the operating system."""
         self._sink.flush()
 
     # -- messages -----------------------------------------------------------------------------

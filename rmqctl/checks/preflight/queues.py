@@ -260,8 +260,8 @@ class RecoveredQueues:
                   place + batch.column("total_size")[record])
 
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Write entries (``behind``: physical offsets after their records). Return a boolean array:
-        whether each entry was written.
+        """Write entries. Return a boolean array: whether each entry was written. ``behind``: the
+        physical offsets after the entries' records.
         """
         done: Array = np.zeros(len(number), bool)
         if not len(number):

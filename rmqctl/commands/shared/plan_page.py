@@ -254,7 +254,7 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show the files to move aside that are not in the table of actions, by folder.
+    """Show, by folder, the files to be moved aside that are not in the table of actions.
 
     In a folder, three or more files with a broker's file names share a row; every other file has
     its own row. ``is_complete``: whether each action has a row in the table of actions.

@@ -410,7 +410,7 @@ class IndexWriter:
                 return
 
     def _first_unindexed(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
-        """Return (the index of the first message, the index of the first key) not indexed yet."""
+        """Return the indexes of the first message and the first key that are not indexed yet."""
         if self._file is None:
             return 0, 0
         if self._as_broker and self._file.full and len(physical):

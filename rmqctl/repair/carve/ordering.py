@@ -153,7 +153,7 @@ class Order:
         self._hosts: dict[bytes, int] = {}
         self._earliest: list[int] = []
         self._reach: list[int] = []
-        """For each host: the end of its last message that is not misplaced (physical offset)."""
+        """For each host: the physical offset after its last message that is not misplaced."""
         self._broker: list[int] = []
         """For each host: another host of the same broker, or the host itself."""
         self._last = -1, 0, 0, 0

@@ -1,4 +1,4 @@
-"""Copy the data from the store that a rebuild needs, but that is not in the log.
+"""Copy data that a rebuild needs, but that the log does not contain, from the store.
 
 Entries of expired messages are kept. In batch queues and the index, rebuilt entries follow them. A
 plain queue is rebuilt from its first message in the log, with padding entries before it as in a

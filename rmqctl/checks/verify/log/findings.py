@@ -171,7 +171,7 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Yield findings for intact records that consume queues and index contradict.
+    """Yield findings for intact records that are contradicted by consume queues and index.
 
     The search covers two places: near messages whose entry points elsewhere, and near the positions
     that unmatched entries point to.
