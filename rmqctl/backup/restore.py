@@ -145,8 +145,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         # The log may be longer than the newest point's: an unfinished run copied more of it.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
-            raise RefusedError(f"{backup}: a DLedger log, or consume queues in files and "
-                               "RocksDB, can only be restored at the newest restore point")
+            raise RefusedError(f"{backup}: a DLedger log, or consume queues in both files "
+                               "and RocksDB, can only be restored to the newest restore point")
         if seed_slave:
             refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
         # The store is prepared in a folder next to the target.

@@ -370,7 +370,7 @@ class _Planner:
         if moved.as_it_was:
             self._notes.append(f"{moved_aside}. Run `rmqctl undo {self._root} {moved.id}` first")
             return moved.id
-        self._notes.append(f"{moved_aside}. The store was changed since then, and `rmqctl undo` "
+        self._notes.append(f"{moved_aside}. The store has changed since then, and `rmqctl undo` "
                            "would revert those changes, too")
         return None
 

@@ -99,7 +99,7 @@ def test_other_layouts(name: str, tmp_path: Path, rmqctl: Runner) -> None:
     done = rmqctl("restore", tmp_path / "backup", tmp_path / "half", "--until-offset", str(middle))
     if any(kind in name for kind in NEWEST_ONLY):
         done.expect(6)
-        assert "only be restored at the newest restore point" in done.err
+        assert "only be restored to the newest restore point" in done.err
         assert not list(tmp_path.glob("half*"))
         return
     done.expect(0)

@@ -258,7 +258,7 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
 
 
 def _expired(files: Sequence[StoreFile], before: int) -> int:
-    """Return the number of files, from the oldest on, last written at or before ``before`` (ms)."""
+    """Count the files, oldest first, up to the first file written after ``before`` (ms)."""
     for number, file in enumerate(files):
         try:
             if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:

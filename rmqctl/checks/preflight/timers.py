@@ -43,7 +43,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
         for path in files.odd:
             predicted.starts = False
             predicted.refusals.append(Phrase(
-                "{file}: a broker accepts no file of this name in the timer log",
+                "{file}: a broker accepts no file with this name in the timer log",
                 file=relative(store, path)))
     # The outcome for the pending messages: none without a timer.
     end = store.log.end if predicted.truncate_to is None else predicted.truncate_to

@@ -72,8 +72,8 @@ def command(
                           "byte: also 1 to 4 bytes.",
     )] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
-        "--keep-damaged", help="Deliver damaged bodies as they are, with a new CRC and the "
-                               "property RMQCTL=damaged, not as fillers.")] = False,
+        "--keep-damaged", help="Instead of fillers, deliver damaged bodies, with a new CRC and "
+                               "the property RMQCTL=damaged.")] = False,
     fillers: Annotated[str, typer.Option(
         "--fillers", metavar="in-place|none", parser=_parse_fillers,
         help="in-place: replace lost messages with fillers in their topics. none: refuse a repair "

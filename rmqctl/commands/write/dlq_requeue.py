@@ -72,7 +72,7 @@ def command(
     if to is not None and file is not None:
         raise UsageError("--to and --out are mutually exclusive")
     if file is not None and apply.apply:
-        raise UsageError("--out cannot be combined with --apply: it writes the new file at once")
+        raise UsageError("--out cannot be combined with --apply: --out writes its file at once")
     check_options(out, apply)
     from rmqctl.broker.view import view_of
     from rmqctl.engine.input.append_stream import open_session

@@ -398,8 +398,8 @@ def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
     """Return the first missing files, and the total bytes of all missing files.
 
-    A file counts as missing if it would be between two existing files, or after the last file and
-    entries or the index point into it.
+    A file counts as missing if it would be between two existing files. A file after the last one
+    counts if entries or the index point into it.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)

@@ -448,8 +448,8 @@ def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[st
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")
     if wanted.purge:
-        yield ("--purge deletes all that this and earlier repairs keep below .rmqctl; `undo` "
-               "cannot restore anything afterwards")
+        yield ("--purge deletes everything that this and earlier repairs keep below .rmqctl; "
+               "`undo` cannot restore anything afterwards")
     else:
         yield ("erased data is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
                "STORE --prune 0s --apply` deletes it")

@@ -436,7 +436,7 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
                      f"removed, of which {cut.pending_delay} will never be delivered")
     if cut.delivered_delay:
         notes.append(f"{plural(cut.delivered_delay, 'message')} removed that the delay service had "
-                     "delivered: if the original is before the cut, it is not delivered again")
+                     "delivered; originals before the cut are not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
         notes.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "

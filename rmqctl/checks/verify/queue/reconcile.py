@@ -28,7 +28,7 @@ MAX_SINGLE = 20_000
 """Maximum number of unmatched entries of a queue that are examined one by one; further entries are
 only counted.
 """
-_OFF = "stored while enableMultiDispatch was off and enableLmq on"
+_OFF = "stored while enableMultiDispatch was off and enableLmq was on"
 _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, pass "
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")

@@ -33,7 +33,7 @@ LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
 _LENIENT = 1 << 20
-"""Maximum size in bytes of JSON that is accepted in fastjson's lenient form, too."""
+"""Maximum size in bytes of JSON in fastjson's lenient form."""
 _BARE_KEY = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
 """Matches a quoted text or a word. A word before a colon is a key: old versions of fastjson write

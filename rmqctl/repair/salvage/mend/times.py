@@ -260,8 +260,8 @@ class Times:
     def _last_times(self) -> tuple[int, ...]:
         """Return the times in the checkpoint that are store times of the log's last message.
 
-        These times are later than the store times of all earlier messages. A time that is not may
-        belong to an earlier message, after which the clock was set back.
+        These times are later than the store times of all earlier messages. Other times may belong
+        to an earlier message, after which the clock was set back.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
