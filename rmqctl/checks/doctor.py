@@ -189,8 +189,8 @@ class Diagnosis:
                                 "offsets of {count} groups would be beyond the end of a queue",
                                 count=len(groups)))
         if start.undecodable:
-            parts.append(Phrase("Java clients fail at {count} message",
-                                "Java clients fail at {count} messages", count=start.undecodable))
+            parts.append(Phrase("Java clients fail on {count} message",
+                                "Java clients fail on {count} messages", count=start.undecodable))
         if start.messages_damaged:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",

@@ -648,7 +648,7 @@ class _Planner:
         others = None if options.topic is None else store.rocksdb
         damaged = RefusedError(
             f"{self._root}: the consume queue database is damaged, so entries of other topics "
-            "would be lost: recover without --topic rebuilds all of them")
+            "would be lost; run `recover` without --topic to rebuild the entries of all topics")
         if options.topic is not None and (others is None or others.damage):
             raise damaged
         with self._watch("rebuilding", log_size(saved.parts)) as done:

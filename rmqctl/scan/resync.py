@@ -249,8 +249,8 @@ def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, by
 
 
 def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAGICS) -> Array:
-    """Return the positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) of magics that
-    are complete within ``data``.
+    """Return the positions (int64, ascending) of the magics that start in ``[low, high)`` and end
+    within ``data`` (uint8).
     """
     high = min(high, len(data) - _MAGIC_SIZE + 1)
     parts = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))

@@ -185,7 +185,7 @@ class AlreadyLost:
             self._count_rows()
 
     def _count_rows(self) -> None:
-        """Process the pending entries of records, many of a queue at a time."""
+        """Process the pending entries of records, one queue after the other."""
         if not self._pending:
             return
         number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
@@ -345,10 +345,12 @@ class AlreadyLost:
                 contradicted += chain.from_iterable(amid(located[0], places))
         if contradicted:
             predicted.notes.append(Phrase(
-                "{count:,} intact record at {first} counts as a message, but consume queues and "
-                "index point to other messages there: it is stale, or the entries are wrong",
-                "{count:,} intact records from {first} on count as messages, but consume queues "
-                "and index point to other messages there: they are stale, or the entries are wrong",
+                "{count:,} intact record, at {first}, counts as a message, but consume queues and "
+                "index point to another message there: the record is stale, or these entries are "
+                "wrong",
+                "{count:,} intact records, the first at {first}, count as messages, but consume "
+                "queues and index point to other messages there: the records are stale, or these "
+                "entries are wrong",
                 count=len(contradicted), first=contradicted[0].physical_offset))
         return len(contradicted)
 

@@ -214,7 +214,7 @@ def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
-    """Yield the loss of delayed messages that are never delivered.
+    """Yield a loss for delayed messages that would never be delivered.
 
     A broker that refuses a long topic name retries the message forever. All later messages of the
     same delay level wait.

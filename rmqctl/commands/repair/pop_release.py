@@ -39,11 +39,11 @@ def command(
 ) -> None:
     """Make unacknowledged POP messages visible again.
 
-    Shows the plan; --apply carries it out. Puts each message, lost ones included, into the group's
+    Shows the plan; --apply carries it out. Puts each message, including lost ones, into the group's
     retry topic and acknowledges the original, as a broker does on timeout. Messages that cannot be
-    redelivered are counted. Undecided ones need --undecided; run `rmqctl recover` first, which may
-    restore the evidence. The store must be closed cleanly. `rmqctl undo` reverts it until a broker
-    runs.
+    redelivered are only counted. If the store does not show whether a message was acknowledged,
+    --undecided releases it; run `rmqctl recover` first, which may restore that evidence. The store
+    must be closed cleanly. `rmqctl undo` reverts it until a broker runs.
 
         rmqctl pop release STORE --group billing
         rmqctl pop release STORE --group billing --topic orders --queue 3 --apply

@@ -29,8 +29,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json (default: in STORE/config). tiered_index_file/ is in the "
-             "same local root.",
+        help="tieredStoreMetadata.json (default: in STORE/config). The parent of its folder "
+             "contains tiered_index_file/.",
     ),
 ]
 Broker = Annotated[

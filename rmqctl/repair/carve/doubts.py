@@ -69,8 +69,8 @@ class Doubts:
         self._log(shift)[1].add(start, end)
 
     def met(self, shift: int, start: int, end: int) -> None:
-        """Note that records of a shift follow each other in positions ``[start, end)``; whether
-        they are messages is not decided yet.
+        """Record that ``[start, end)`` contains consecutive records of a shift. Whether they are
+        messages is decided later.
         """
         if shift not in self._met and len(self._met) >= _MAX_KEPT:
             self._met.popitem(last=False)

@@ -82,7 +82,7 @@ class Window:
         return self._source.read_into(buffer, position)
 
     def next_data(self, position: int) -> int:
-        """Return the first position that may not be zero (holes are skipped)."""
+        """Return the first position whose byte might not be zero; holes are skipped."""
         return self._source.next_data(position)
 
 

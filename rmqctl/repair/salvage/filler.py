@@ -10,8 +10,8 @@ index entry for it (recovery.md §6, consumequeue.md §4, index.md §5).
 How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
 
 * Ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property ``RMQCTL``
-  is ``lost``. The mark is omitted only if it does not fit: 4.9.3 with enableMultiDispatch cannot
-  process a message without properties (checkMultiDispatchQueue: ``prop == null &&
+  is ``lost``. The mark is written whenever it fits, because 4.9.3 with enableMultiDispatch cannot
+  process a message without properties (checkMultiDispatchQueue tests ``prop == null &&
   prop.isEmpty()``).
 * ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level forever in 4.9.3
   (parseInt throws, and the task is repeated at the same offset). A message whose REAL_TOPIC is the

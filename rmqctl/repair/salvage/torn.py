@@ -10,9 +10,9 @@ itself suggests are tried:
 * Each run of NULs in a body that is not text.
 * Bytes before and after a 4,096- or 512-byte boundary of the log, where writes are torn.
 
-If that is not enough proof, all restored bytes of a text must have values that occur elsewhere in
-the text. If that is still not enough, the result must be JSON. A zlib stream must end with its
-right checksum.
+If the CRC alone is not enough proof, all restored bytes of a text must have values that occur
+elsewhere in the text. If that is still not enough, the result must be JSON. A zlib stream must end
+with the right checksum.
 
 In benchmarks/stage_yields.py, 31 of 55 bodies with two to four damaged bytes before or after a
 sector boundary are restored.

@@ -307,8 +307,9 @@ def _lengths_end(source: Source, at: int) -> int | None:
     """Return the end of a record whose header is lost, except for the body length. The end follows
     from the record's lengths, and counts only if another record begins there. Raises: StoreIOError.
 
-    The body length is read only at its position in a record with short addresses. In such a record,
-    the position for longer addresses may be in the body, whose bytes the sender chooses.
+    The record is assumed to have short addresses, which determines the position of the body length.
+    The position for long addresses is not tried: it may be inside the body, where a sender could
+    forge a length.
     """
     return next((at + size for version in VERSIONS
                  if (size := _summed(source, at, version, 0))), None)

@@ -52,8 +52,8 @@ def search_offset(broker: Broker, call: Call) -> Response:
     """Return the queue offset for a time, as 5.x brokers do.
 
     If the time is after the last message, Java clients before 5.0 get the offset of the last
-    message, as from 4.x brokers. Dashboard 1.x adds 1 to this offset, and would show messages twice
-    if it got the next offset.
+    message, which is the answer of 4.x brokers. Dashboard 1.x needs this: it adds 1 to the answer,
+    so with the next offset it would show messages twice.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"

@@ -81,7 +81,7 @@ class Endpoint:
         self.unsent = Quota(MAX_UNSENT, self.part)
         """The limit on the bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
-        """Lock for searching queues, so that other requests are answered between two searches."""
+        """Held during a search of queues. Only one search runs at a time."""
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:

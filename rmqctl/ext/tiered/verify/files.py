@@ -205,7 +205,7 @@ def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.Segment
                      entry.size - segment.size)
     elif last and flat.kind != names.INDEX:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
-                     f"bytes, metadata {entry.size}: at startup a broker uses the file's size",
+                     f"bytes, but metadata say {entry.size}: a broker uses the file's size",
                      severity="info")
     else:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "

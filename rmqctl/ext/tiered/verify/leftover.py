@@ -67,8 +67,8 @@ class Leftovers:
         flat, units = self.check.queue.consume_queue, self.check.units
         for tear in units.tears:
             behind = units.end - tear.first
-            yield self.place.rows("tiered-cq-torn", "torn unit: units from queue offset "
-                                  f"{tear.first} on shifted by {plural(tear.shift, 'byte')}; "
+            yield self.place.rows("tiered-cq-torn", "torn unit: all units from queue offset "
+                                  f"{tear.first} are shifted by {plural(tear.shift, 'byte')}; "
                                   f"{plural(behind, 'message')} misread", tear.first * UNIT_SIZE,
                                   queue_offset=tear.first, count=max(behind, 1))
         rest = units.torn_bytes - (units.tears[-1].shift if units.tears else 0)
