@@ -172,7 +172,7 @@ def retention(store: Store, around: StartEnvironment, version: str | None = None
         _files(store, rules, disk, len(files)), {},
         next_deletion(rules.delete_when, around.now, zone))
     if store.layout.is_dledger:
-        answer.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
+        answer.settings["fileReservedTime"] += ", and DLedger keeps files an hour longer"
         answer.settings["diskMaxUsedSpaceRatio"] = "DLedger's own limit"
     # Groups that have not read the expiring messages.
     after = store.log.files[gone].base if gone else store.log.min_offset

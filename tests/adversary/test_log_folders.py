@@ -103,6 +103,6 @@ def test_a_folder_that_is_not_mounted_gets_no_fillers(tmp_path: Path, rmqctl: Ru
     assert found(store) == ["disk1"]
     said = rmqctl("recover", store).expect(6).err
     assert "not mounted" in said
-    assert "4096, 8192" in said
+    assert "physical offsets 4096 to 8192" in said
     plan = rmqctl("recover", store, "--commitlog-dir", folders[0], "-o", "json").expect(1).json()
     assert plan["messages_lost"]

@@ -269,7 +269,7 @@ def test_a_position_beyond_what_the_log_can_have_held_cannot_be_told(tmp_path: P
     assert alone["positions_unclear"] == alone["offsets_beyond_end"] == [
         {"group": "absurd", "topic": "orders", "queue_id": 1, "offset": far, "max_offset": kept}]
     [note] = messages(alone)
-    assert f"offset of absurd at {far} in orders/1, which ends at {kept}: the log" in note
+    assert f"offset of absurd at {far} in orders/1, which ends at {kept}: at most " in note
     for command in ("impact", "recover", "doctor"):
         done = run(command, tmp_path / "alone", *SIZES).expect(0, 1)
         assert f"absurd at {far}" in done.out + done.err
@@ -291,7 +291,7 @@ def test_positions_that_have_no_room_together_cannot_be_told(tmp_path: Path) -> 
     assert len(found["positions_unclear"]) == 4
     [note] = messages(found)
     assert note.count(" at 400 in orders/") == 3
-    assert "; and 1 more: the log" in note
+    assert "; and 1 more: at most " in note
     writer.offsets = {("orders", "g0"): {0: 400}}
     assert preflight(writer.write(tmp_path / "one"))["messages_already_lost"] > 300
 

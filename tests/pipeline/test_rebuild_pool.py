@@ -296,7 +296,7 @@ def test_workers_that_see_other_folders_are_noticed(golden, tmp_path, monkeypatc
     monkeypatch.setattr(pipeline_rebuild, "spool", lambda job, one: rebuild_tasks.spool(
         _at(job, job.folder + "-elsewhere"), one))
     with (Scratch(str(tmp_path)) as scratch,
-          pytest.raises(StoreIOError, match="under the same paths")):
+          pytest.raises(StoreIOError, match="at the same paths")):
         on_pool(Threads(1), store, settings, scratch)
 
 

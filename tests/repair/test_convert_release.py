@@ -294,7 +294,7 @@ def test_more_than_a_plan_holds_is_refused(tmp_path: Path,
     monkeypatch.setattr(release_module, "MAX_LEFT_OUT", 3)
     plan(root, code=1)
     monkeypatch.setattr(release_module, "MAX_LEFT_OUT", 2)
-    assert "more than 2 records" in run("convert", root, *CONFIG).expect(6).err
+    assert "at most 2 records" in run("convert", root, *CONFIG).expect(6).err
 
 
 def test_inner_batches_are_left_out(golden_copy: GoldenFolder) -> None:

@@ -137,7 +137,7 @@ def test_the_larger_the_body_the_more_must_speak_for_it() -> None:
     start = body_at(record)
     refused = after(raw, "bit", (start + 9, 4))
     assert isinstance(refused, str)
-    assert "chance of 1 in 8,191 " in refused
+    assert "chance of a false match is 1 in 8,191" in refused
     # Bit 7 makes it no UTF-8: only what stands there can have been changed.
     correction = after(raw, "bit", (start + 9, 0x80))
     assert is_back(raw, correction)

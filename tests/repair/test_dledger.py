@@ -57,7 +57,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_it_is_no_source_for_a_plain_log(tmp_path: Path) -> None:
     plain = layout_copy("5.3.3/controller", tmp_path)
     source = layout_set("5.3.3/dledger") / "store"
-    assert "cannot be a source" in run("recover", plain, "--from", source).expect(3).err
+    assert "cannot be the source" in run("recover", plain, "--from", source).expect(3).err
 
 
 @pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger"])

@@ -162,7 +162,7 @@ def test_a_position_far_beyond_what_the_log_may_lack_tells_nothing(
     offset = reached(root, beyond)
     planned = rmqctl("recover", root, *JSON).expect(1).json()
     assert [one["known_by"] for one in planned["messages_lost"]] == ["checkpoint"]
-    said = f"of billing at {offset + 1 + beyond} in orders/1, which ends at {offset}: the log"
+    said = f"of billing at {offset + 1 + beyond} in orders/1, which ends at {offset}: at most "
     assert any(said in note for note in planned["notes"])
     rmqctl("recover", root, "--apply", *JSON).expect(1)
     assert rmqctl("recover", root, *JSON).expect(0).json()["actions"] == []

@@ -333,7 +333,7 @@ def test_two_units_of_one_message(tier: Small) -> None:
     patch(path, 20, path.read_bytes()[:20])
     found = verified(tier.home)
     one = next(one for one in found.findings if one.category == "tiered-cq-unit")
-    assert "the message of queue offset 0" in one.detail
+    assert "the message at queue offset 0" in one.detail
     assert one.position == 20
 
 

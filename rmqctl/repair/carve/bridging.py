@@ -27,7 +27,7 @@ from rmqctl.repair.salvage.filler import (
 from rmqctl.scan.overlay import Parts
 
 MAX_FILES = 1024
-"""Maximum number of missing files of a log that are written, each with at least one filler."""
+"""Maximum number of files created in place of missing log files, each with at least one filler."""
 _MAX_GAPS = 1 << 16
 _MAX_LOOKS = 1 << 12
 _SEALED = Style(sealed=True)

@@ -166,9 +166,10 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
                    passed: EarlierMessages) -> int | None:
-    """Return the number of messages missing before the next file, minus the number that can be
-    lost, if no frame in this file is a message. Return None if the missing messages cannot be
-    counted.
+    """Assume that no frame in this file is a message. Return the number of messages that are then
+    missing before the next file, minus the number that can be lost. Return None if the missing
+    messages cannot be counted.
+
     Raises: StoreIOError.
     """
     if source.witness is None or ahead.closed is None:

@@ -1,9 +1,9 @@
 """Examine DLedger data that contains no provable message (spec: dledger.md §2).
 
 The header of an entry contains the entry's position, and its length twice. So no other entry begins
-inside an entry with an intact header, whatever the body contains. If the header is damaged, the
-size is stored up to four times in the header and the record. It is also in DLedger's index and in a
-consume queue entry.
+inside an entry with an intact header, whatever the body contains. The size can often be determined
+even if the header is damaged: header and record contain it up to four times, and DLedger's index
+and a consume queue entry contain it, too.
 """
 
 from __future__ import annotations
