@@ -260,11 +260,14 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
         if outlook.groups_beyond is not None:  # a startup would truncate what a repair keeps
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
+    # Data that an older broker does not read.
     for topic in dict.fromkeys(loss.exportable for loss in start.other_losses if loss.exportable):
         yield NextStep(
             f"rmqctl export {root} --topic {shlex.quote(topic)} --out messages.jsonl", Phrase(
-                "saves the messages that a {version} broker does not read, to send them again",
+                "saves all messages of the topic, also those that a {version} broker does not read",
                 version=start.broker_version))
+        yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
+            "shows what such a broker can keep; --apply prepares the store for it"), "reversible")
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:

@@ -96,7 +96,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
     except RefusedError as error:  # a damaged config/topics.json must not stop a repair
-        notes.append(f"{error} (the folders determine which topics have batch queues)")
+        notes.append(f"{error}; topics with batch queues are recognized by their folders")
     assumes_batch = origin["batch_consumequeue_file_size"] == "default" and not any(
         queue.files for queue in store.batch_queues.values())
     if batch and assumes_batch:

@@ -47,7 +47,7 @@ def test_as_many_as_a_start_counts(golden_copy: GoldenFolder, gone: tuple[str, .
     assert sum(states.values()) - states[WAITING] - states[MISSING] == start.pending
     assert states[WAITING] == start.waiting
     lost = [loss["count"] for loss in run("preflight", root, "-o", "json").json()["losses"]
-            if "lacks the units" in loss["cause"]]
+            if "units of these messages are missing" in loss["cause"]]
     assert now != READ or [states[MISSING]] == (lost or [0])
     if gone == tuple(LOGS):
         assert states[MISSING] > 40

@@ -73,8 +73,8 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
         return None
     listed = ", ".join(f"{group.group} (by {group.b_messages:,})" for group in ahead[:_MAX_NAMED])
     return Phrase(
-        "{copy} has greater committed offsets than config/{file}: {groups}. With this file, the "
-        "broker delivers these messages again. If nobody reset these offsets: "
+        "{copy} has greater committed offsets than config/{file}: {groups}. With the smaller "
+        "offsets, the broker delivers these messages again. If nobody reset the offsets: "
         "`rmqctl offsets import STORE {source} --max` (`rmqctl diff` compares the groups).",
         source=shlex.quote(name), copy=name, file=OFFSETS,
         groups=listed if len(ahead) <= _MAX_NAMED else

@@ -243,7 +243,8 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
     when = Phrase("1 minute after startup, because the disk is fuller than "
                   "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
         "in the hour of deleteWhen={hour}", hour=disk.delete_when)
-    return Phrase("{files} older than fileReservedTime={hours} h: the broker deletes them {when}",
+    return Phrase("{files} older than fileReservedTime={hours} h: the broker deletes them {when} "
+                  "(`rmqctl retention STORE` counts the unread messages in them)",
                   files=detail, hours=disk.reserved_hours, when=when)
 
 

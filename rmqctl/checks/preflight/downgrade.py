@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmqctl import vfs
+from rmqctl.broker.conf.effective import DERIVES_SINCE
 from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
@@ -80,6 +81,15 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
         predicted.notes.append(Phrase(
             "`rmqctl convert STORE --for {release}` shows what such a broker can keep",
             release=predicted.broker_version))
+        predicted.notes += log_path(predicted.broker_version)
+
+
+def log_path(release: str) -> list[Phrase]:
+    """Return a note if a broker of the release needs the path of the log in its configuration."""
+    return [] if is_from(release, DERIVES_SINCE) else [Phrase(
+        "a {release} broker does not look for the log below storePathRootDir: set "
+        "storePathCommitLog in its configuration (`rmqctl config check` checks it)",
+        release=release)]
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:

@@ -231,6 +231,11 @@ class _Start:
         if self.log.files:
             _judge_consumers(self.store, self.version, predicted, by_queue(
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
+        # A broker stops at zeros; where intact messages follow them, more was written.
+        if predicted.messages_lost and predicted.stop_reason.startswith("nothing was written"):
+            predicted.stop_reason = Phrase(
+                "zeros at {where}, which a broker takes for the end of the log",
+                where=predicted.truncate_to)
         # Notes on it, and its changes.
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.loading, self.queues,

@@ -160,9 +160,13 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     # Losses come in order of time: by earlier repairs, already, and by the next start.
     if diagnosis.repaired is not None:
         facts["lost in repairs"] = diagnosis.repaired
-    facts["already lost"] = lost.unjudged if lost.unread else _counted(
-        lost.already, lost.lost_by_topic) if lost.already or not any(
-        loss.already for loss in lost.beside) else Phrase("see the table below")
+    if lost.unread or lost.already:
+        facts["already lost"] = lost.unjudged if lost.unread else _counted(
+            lost.already, lost.lost_by_topic)
+    elif any(loss.already for loss in lost.beside):
+        facts["already lost"] = Phrase("see the table below")
+    else:
+        facts["already lost"] = Phrase("nothing else") if lost.all_replaced else Phrase("nothing")
     if diagnosis.earlier:
         facts["not delivered"] = diagnosis.not_delivered
     if start.positions_unclear:

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.broker.conf.effective import DERIVES_SINCE
 from rmqctl.broker.versions import BrokerVersion, is_from, release_of, version_of
 from rmqctl.checks.losses import MESSAGES, OFFSETS, TIMERS, Loss
 from rmqctl.checks.pending_timers import GONE, pending_timers
-from rmqctl.checks.preflight.downgrade import downgrade_losses
+from rmqctl.checks.preflight.downgrade import downgrade_losses, log_path
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.timers import judge_timers
 from rmqctl.checks.preflight.types import Prediction
@@ -369,11 +368,8 @@ class _Conversion(Changes):
 
     def plan(self) -> Plan:
         notes = list(dict.fromkeys(self.notes))
-        if self.steps and not is_from(self.release, DERIVES_SINCE):
-            notes.append(Phrase(
-                "a {release} broker does not look for the log below storePathRootDir: set "
-                "storePathCommitLog in its configuration (`rmqctl config check` checks it)",
-                release=self.release))
+        if self.steps:
+            notes += log_path(self.release)
         log, lost = self.store.log, self._by_topic.total()
         return Plan(COMMAND, self.store.root, tuple(self.actions), tuple(self.steps),
                     messages_lost=tuple(self._lost), messages_lost_total=lost or None,
