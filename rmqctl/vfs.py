@@ -454,7 +454,7 @@ def access(path: str, mode: int) -> bool:
 
 
 def statvfs(path: str) -> os.statvfs_result:
-    """Behave as `os.statvfs`; the file system of a mounted place has no blocks."""
+    """Behave like `os.statvfs`; for a mounted place, all numbers of blocks are 0."""
     if _find(path) is None:
         return os.statvfs(path)
     return os.statvfs_result((_PAGE, _PAGE, 0, 0, 0, 0, 0, 0, 0, 255))

@@ -67,8 +67,8 @@ class LimitOptions(OptionGroup):
         "--max-unsent-total", "Limit for all unread responses; above it, drop the client that "
                               "has not read for longest  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
-        "--max-unfinished", "If all incomplete requests exceed SIZE, close the connection "
-                            "with the oldest request  [default: 64MiB]")] = None
+        "--max-unfinished", "If incomplete requests together exceed SIZE, close the "
+                            "connection with the oldest one  [default: 64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
         help="Close connections that neither send nor read for this time (10s, or seconds)  "

@@ -130,8 +130,8 @@ class BrokerConf:
                          if os.path.isabs(moved) and path not in missing]
             if elsewhere:
                 texts.append(f"{self.path} belongs to the store {self.root}, not to {root}: "
-                             f"{', '.join(elsewhere)} may belong to that store, too (use "
-                             "--commitlog-dir to name other folders)")
+                             f"{', '.join(elsewhere)} may also belong to the former "
+                             "(--commitlog-dir names other folders)")
         return texts
 
     def _moved(self, path: str, root: str) -> str:

@@ -48,8 +48,8 @@ def command(
     Checks names and offsets, segments against each other and the metadata, every message against
     its consume queue entry and CRC, and every slot and item of index files (uploaded or not)
     against the messages' keys. Known leftovers of broker versions are listed, but are not damage:
-    bytes without an entry, index files without items, times of IPv6 hosts. Exit code 1 if something
-    is wrong; info findings do not count.
+    bytes without an entry, index files without items, wrong times for IPv6 hosts. Exit code 1 if
+    something is wrong; info findings do not count.
 
         rmqctl tiered verify /data/tieredstore
         rmqctl tiered verify /data/tieredstore --metadata config/tieredStoreMetadata.json

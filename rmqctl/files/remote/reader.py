@@ -310,7 +310,7 @@ def without_secrets(url: str) -> str:
 
 
 def failed(error: Exception, where: str, doing: str) -> StoreIOError:
-    """Return the StoreIOError for an error of the system, or for an invalid name."""
+    """Return the StoreIOError for an operating system error or an invalid name."""
     if isinstance(error, OSError):
         return StoreIOError.from_oserror(error, where, doing)
     return StoreIOError(f"cannot {doing} {where!r}: {error}")

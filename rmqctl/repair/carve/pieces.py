@@ -80,7 +80,7 @@ class Pieces:
         self._window, self._file_end = window, file_end
         self.chains = Chains(window)
         self._breaks: dict[int, _Break] = {}
-        """Breaks by the shift of the log, in the order of their positions."""
+        """Breaks, keyed by the shift of the log, in order of position."""
         self._owned, self._doubt = GrowingRanges(), GrowingRanges()
         self._is_judged = False
         self._cut = 0

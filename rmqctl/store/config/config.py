@@ -139,7 +139,7 @@ class ConfigFile:
                 if isinstance(version.get(theirs), int)} or None
 
     def problems(self) -> list[str]:
-        """Return messages on the problems of the file, one sentence each."""
+        """Return messages that describe the problems in the file, one sentence each."""
         problems: list[str] = []
         main, backup = self.main, self.backup
         if main.database:

@@ -51,9 +51,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 def search_offset(broker: Broker, call: Call) -> Response:
     """Return the queue offset for a time, as 5.x brokers do.
 
-    If the time is after the last message, Java clients before 5.0 get the offset of the last
-    message, which is the answer of 4.x brokers. Dashboard 1.x needs this: it adds 1 to the answer,
-    so with the next offset it would show messages twice.
+    If the time is after the last message, a 5.x broker returns the offset after the last message.
+    Java clients before 5.0 get the offset of the last message instead, as a 4.x broker returns it.
+    Dashboard 1.x adds 1 to this answer, so it would show messages twice with the 5.x answer.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"

@@ -9,7 +9,7 @@ from rmqctl.repair.sources.records import Unused
 
 
 def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (location as a text, bytes) for each record. A record's physical offset is its offset
+    """Yield (location as a string, bytes) for each record. A record's physical offset is its offset
     in the queue's commit log. Damaged parts and records are added to ``unused``.
     Raises: NotAStoreError, StoreIOError.
     """
