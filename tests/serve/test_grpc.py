@@ -77,6 +77,12 @@ def drained(stub: Stub, **wish: Any) -> Wanted:
     return dict(found)
 
 
+@pytest.fixture(autouse=True)
+def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call gets all that it wants at once, also on a slow machine."""
+    monkeypatch.setattr(popping, "TURN_S", 5)
+
+
 @pytest.fixture
 def served(root: Path) -> Iterator[Running]:
     with serving(root, grpc=True) as running:
