@@ -79,7 +79,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_offset(text: str | int) -> int:
-    """Return a position in a file, a physical offset or a queue offset (0 to 2**63-1), from decimal
+    """Parse a position in a file, a physical offset or a queue offset (0 to 2**63-1): decimal
     digits, or ``0x`` and hexadecimal digits.
     """
     if isinstance(text, int):

@@ -221,10 +221,10 @@ class RepairPlan(Document):
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
-    """Return the plan of a repair of the store at ``root``. ``decided``: whether the user chose
+    """Return the plan for repairing the store at ``root``. ``decided``: whether the user chose
     what to do with undecided records.
 
-    Raises: errors of `rmqctl.repair.recover.plan_recover`.
+    Raises: the errors of `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside
     from rmqctl.repair.executor.relocated import interrupted

@@ -147,8 +147,8 @@ class _ConfCheck:
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
-        """Return a configured path on this machine: the configured root is replaced by the store's
-        root.
+        """Return a configured path as a path on this machine: the store's root replaces the
+        configured root.
         """
         root = self._settings.given(ROOT)
         if self._store is None or not root or not path.startswith(os.path.join(root, "")):

@@ -243,7 +243,7 @@ def has_room_for_body(raw: bytes, host_bits: int) -> bool:
 
 
 def body_at(record: Record) -> int:
-    """Return the offset of the body of a record from the record's start."""
+    """Return the offset of a record's body from the record's start."""
     return variant(record.sys_flag & HOST_BITS, record.magic).head_size
 
 

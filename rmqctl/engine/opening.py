@@ -179,7 +179,7 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def sizes_of(settings: Settings) -> Sizes:
-    """Return the file sizes with which a store is opened, from the given settings."""
+    """Return the file sizes that the given settings specify for opening a store."""
     return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                  settings.index_slots, settings.index_max)
 

@@ -105,8 +105,8 @@ def _day(moment: int, zone: tzinfo) -> int:
 
 
 class Partitions:
-    """Assigns numbers, from 0 on, to the partitions of a store. ``values``: the values of each
-    partition, by its number.
+    """Assigns numbers, starting at 0, to the partitions of a store. ``values``: the values of each
+    partition, in order of number.
     """
 
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:

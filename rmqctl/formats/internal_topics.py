@@ -141,7 +141,7 @@ _TRACE_FIELDS = {
 _MIN_FIELDS = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
 """The minimum number of fields of each type, which every client writes."""
 _OLD_PUB = 12
-"""The number of fields of a Pub trace from the first clients, which has no offsetMsgId."""
+"""The number of fields in a Pub trace that the earliest clients wrote, without an offsetMsgId."""
 _TRACE_NUMBERS = {"timeStamp", "bodyLength", "costTime", "retryTimes", "contextCode"}
 _TRACE_BOOLS = {"success", "fromTransactionCheck"}
 _MESSAGE_TYPES = ("Normal_Msg", "Trans_Msg_Half", "Trans_msg_Commit", "Delay_Msg", "Order_Msg")

@@ -133,7 +133,7 @@ class JsonLines:
 
 
 class Json(JsonLines):
-    """Writer of JSON: rows as an array with one object per line, or a document in several lines."""
+    """Writer of JSON: rows as an array with one object per line, or a document on several lines."""
 
     def rows(self, rows: Iterable[Row | Encoded], layout: RowLayout) -> int:
         """Write the rows as an array. If ``rows`` raises an exception, the array is not closed, so

@@ -233,7 +233,7 @@ class Plan:
 
     @property
     def lost(self) -> int:
-        """Return the number of messages that are lost after the plan, listed or not."""
+        """Return the number of messages that are lost once the plan is applied, listed or not."""
         return max(len(self.messages_lost), self.messages_lost_total or 0)
 
     @property

@@ -81,8 +81,8 @@ class Puts(Changes):
         return self.settings.profile.batch_queues and topic in self._batch
 
     def put(self, messages: Sequence[Outgoing], why: str) -> list[PutResult]:
-        """Plan to append all messages, or nothing if a message is rejected. Return a result for
-        each message. May be called only once.
+        """Plan the append of all messages, or of none if any message is rejected. Return a result
+        for each message. May be called only once.
         """
         results, written = self._path.put(messages)
         runs = list(joined(written))

@@ -20,8 +20,8 @@ from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 MAX_GROUPS = 200_000
 """Maximum number of groups. If there are more, only heavy groups (see `HEAVY`) are kept."""
 MAX_KEYS = 50_000
-"""Maximum number of groups by message key. It is lower than `MAX_GROUPS`, because there may be as
-many keys as messages.
+"""Maximum number of groups when grouping by message key. It is lower than `MAX_GROUPS`, because
+there may be as many keys as messages.
 """
 HEAVY = 10_000
 """A group is heavy if it has more than 1/`HEAVY` of all counted messages."""

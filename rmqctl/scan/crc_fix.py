@@ -71,8 +71,8 @@ def one_bit(length: int, syndrome: int) -> list[ByteChange]:
 
 
 def one_byte(length: int, syndrome: int) -> list[ByteChange]:
-    """Return all changes of one byte among ``length`` bytes that cause the difference,
-    by position.
+    """Return all single-byte changes in ``length`` bytes that cause the difference,
+    in order of position.
     """
     if not syndrome:
         return []

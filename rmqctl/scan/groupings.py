@@ -74,7 +74,7 @@ class KeyNumbers:
 
     @property
     def by_number(self) -> list[Key]:
-        """The keys, in the order of their numbers."""
+        """The keys, in order of number."""
         return self.some(np.arange(len(self._by_number)))
 
     def some(self, numbers: Array) -> list[Key]:
@@ -106,7 +106,7 @@ class KeyNumbers:
         return number
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
-        """Return, for each value, the number that the key ``key(value)`` has here."""
+        """Return, for each value, the number assigned to its key ``key(value)``."""
         least, most = int(values.min()), int(values.max())
         if least == most:
             return np.full(len(values), self.number(key(least)), np.int64)

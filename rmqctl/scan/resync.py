@@ -99,8 +99,8 @@ def located_size(source: Source, position: int) -> int | None:
 
 
 def is_placed(source: Source, position: int) -> bool:
-    """Return whether the frame at ``position`` has a message's magic and its own position as
-    physical offset.
+    """Return whether the frame at ``position`` has a message's magic, and contains its own position
+    as its physical offset.
     """
     position += source.head
     head = source.read(position, START_SIZE)

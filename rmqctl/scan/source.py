@@ -415,8 +415,8 @@ class FileSource(Closing):
         return is_complete
 
     def let_go(self, start: int, end: int) -> None:
-        """Release from this process's memory the pages with ``[start, end)`` that `read_records`
-        has touched.
+        """Release from this process's memory the pages of ``[start, end)`` that `read_records` has
+        touched.
         """
         start = max(start, 0) // PAGESIZE * PAGESIZE
         end = min(end, self.size)

@@ -135,7 +135,7 @@ def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
 
 
 def contiguous(*columns: Array) -> list[Array]:
-    """Return columns as the kernel expects them; slices of other arrays are copied."""
+    """Return columns in the form that the kernel expects; slices of other arrays are copied."""
     return [np.ascontiguousarray(column, np.int64) for column in columns]
 
 

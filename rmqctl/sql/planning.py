@@ -32,9 +32,7 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
 """Minimum and maximum default size of a partition in bytes."""
 MAX_PIECES = 10_000
-"""Maximum number of partitions unless an option sets it: a driver can plan this many within
-seconds.
-"""
+"""Default maximum number of partitions: a driver can plan this many within seconds."""
 OPENING = 64 << 10
 """Cost of opening a file, expressed in bytes: opening thousands of tiny files also takes time."""
 _LAST_FILES = 8

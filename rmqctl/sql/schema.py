@@ -58,7 +58,7 @@ def for_engine(field: pa.Field) -> pa.Field:
 def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column for a query engine.
 
-    Times outside of the years 1 to 9999 become null, because the engines or Python reject them.
+    Times outside the years 1 to 9999 become null, because the engines or Python reject them.
     """
     if column.type != MOMENT or kind == MOMENT:
         return column

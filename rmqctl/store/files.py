@@ -190,7 +190,7 @@ def common_size(files: list[StoreFile]) -> int | None:
 
 
 def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
-    """Return the most frequent file size of the queues; queues with several files count first,
+    """Return the most frequent file size of the queues; queues with several files take precedence,
     because their file names prove the size.
     """
     sure: Counter[int] = Counter()

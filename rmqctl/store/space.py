@@ -111,7 +111,7 @@ class Space:
 
 
 def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
-    """Return the disk usage of a store; ``advance`` is called with the bytes of entries read.
+    """Return the disk usage of a store; ``advance`` gets the number of bytes of entries read.
 
     Raises: StoreIOError.
     """

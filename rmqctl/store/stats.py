@@ -267,7 +267,7 @@ def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def total(*sums: Aggregate) -> Row:
-    """Return a row with the totals of all messages."""
+    """Return a row with the totals for all messages."""
     totals = [aggregate.total for aggregate in sums if aggregate.total is not None]
     if not totals:
         return dict.fromkeys(VALUE_COLUMNS) | dict.fromkeys(VALUE_COLUMNS[:4], 0)

@@ -30,8 +30,8 @@ MAX_INT = (1 << 31) - 1
 class Remembered:
     """The settings of a store.
 
-    ``values``: the valid values by the names of `KEYS`. ``notes``: texts that describe faults of
-    the file.
+    ``values``: the valid values, keyed by the names in `KEYS`. ``notes``: texts that describe
+    faults in the file.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

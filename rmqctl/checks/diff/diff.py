@@ -432,7 +432,7 @@ def compare_config(a: Store, b: Store) -> ConfigCount:
 
 
 def config_differences(count: ConfigCount) -> Iterator[Difference]:
-    """Yield a difference for each file that differs or is missing in one store."""
+    """Yield a difference for each file that differs or is missing from one store."""
     for names, detail in ((count.different, "different in a and b"),
                           (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:

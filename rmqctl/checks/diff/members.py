@@ -220,7 +220,7 @@ class Members:
             self.runs.append(run)
 
     def _pieces(self) -> Iterator[DifferingEntries]:
-        """Yield runs of differing entries in the order of the indexes."""
+        """Yield runs of differing entries in index order."""
         pages = [iter(member.chain) for member in self.members]
         held: list[ChainEntries] = [NONE for _ in pages]
         done = [False for _ in pages]

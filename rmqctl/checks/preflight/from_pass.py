@@ -37,7 +37,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _BACK = 64 << 10
-"""Number of bytes at the end of the log in which the last two records are first searched for."""
+"""Number of bytes at the end of the log that are searched first for the last two records."""
 
 
 class _UnusualError(Exception):

@@ -25,7 +25,7 @@ _HEAD = 4096
 
 
 class ClientOffsetsCoverage(NamedTuple):
-    """The number of queues, of brokers and of topics in an offsets.json."""
+    """The numbers of queues, brokers and topics in an offsets.json file."""
 
     queues: int
     brokers: int

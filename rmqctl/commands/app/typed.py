@@ -11,7 +11,7 @@ _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
-"""Options that a recommended command must have, too: the layout of the store, and the broker
+"""Options that a recommended command must also have: the layout of the store, and the broker
 release whose rules apply.
 """
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})

@@ -1,4 +1,4 @@
-"""``rmqctl delete topic``: delete a topic with everything that belongs to it."""
+"""``rmqctl delete topic``: delete a topic and everything that belongs to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rmqctl tiered query key``: find messages by key with a tier's index files."""
+"""``rmqctl tiered query key``: find messages by key, using a tier's index files."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Survey:
     used: int = -1
     closed: set[int] = field(default_factory=set)
     newer: list[int] = field(default_factory=list)
-    """Physical offsets of messages of version 2, which no 4.x broker reads (the first few)."""
+    """Physical offsets of the first few version 2 messages, which no 4.x broker reads."""
     undated: list[int] = field(default_factory=list)
     """Physical offsets of messages with the store time 0 (the first few)."""
     unchecked: list[int] = field(default_factory=list)

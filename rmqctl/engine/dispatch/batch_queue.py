@@ -1,4 +1,4 @@
-"""Writer of batch consumequeues: units of 46 bytes, without a check of order or gaps
+"""Writer of batch consumequeues: units of 46 bytes, without checks for order or gaps
 (consumequeue.md §9).
 """
 

@@ -73,8 +73,8 @@ class PlainQueue(DispatchedQueue):
 
 
 Codes = Callable[[PlainQueue, Array], Array]
-"""Function of a queue and the indexes of entries, which returns the tags codes of these entries. It
-is called only for entries that are written.
+"""Function that takes a queue and the indexes of entries, and returns the tags codes of these
+entries. It is called only for entries that are written.
 """
 
 @dataclass(frozen=True, slots=True)

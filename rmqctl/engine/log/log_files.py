@@ -92,7 +92,7 @@ class LogFiles:
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Return the number of bytes left in the current file; without a file, the file size."""
+        """Return the number of bytes left in the current file; the file size if no file is open."""
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 
@@ -373,7 +373,7 @@ class Maker:
 
 
 class FileAllocator:
-    """A thread that creates requested files by their base offset. It starts at the first
+    """A thread that creates files, which are requested by base offset. It starts at the first
     request.
     """
 

@@ -75,7 +75,7 @@ class Decoding:
 
 
 def _reason(error: Exception) -> str:
-    """Return a decoder's error as one line."""
+    """Return a decoder's error as a single line."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     text = " ".join(str(error).split())[:_MAX_REASON]

@@ -132,7 +132,7 @@ class Broker:
     """A served store.
 
     ``start``: where groups without a consumer offset start: ``stored`` (as a broker decides),
-    ``earliest``, ``latest``, or at a time in ms.
+    ``earliest``, ``latest``, or a time in ms.
     """
 
     name: str

@@ -20,7 +20,7 @@ from rmqctl.ext.serve.server import Server
 MAX_LABELS = 1000
 """Maximum number of groups and topics that a metric shows separately; all others are added up."""
 REST = "*"
-"""The label of the sum of all other groups and topics, including groups and topics of this name."""
+"""The label for the sum of all other groups and topics, including those with this name."""
 _MAX_EVENTS = 50
 """Maximum number of events of one kind per second. Further events are combined into one event with
 their total.
@@ -38,7 +38,7 @@ class Second:
     sent: Mapping[tuple[str, str], int]
     """Number of stored messages by broker and topic."""
     delivered: Mapping[tuple[str, str, str], int]
-    """Number of delivered messages by broker, group and topic."""
+    """Number of delivered messages for each broker, group and topic."""
     delivered_bytes: int
     committed: Sequence[tuple[str, str, str]]
     """Broker, group and topic of consumer offsets that were committed."""
@@ -235,7 +235,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def samples(server: Server) -> Iterator[Sample]:
-    """Yield (metric, labels, value) of every metric in `HELP`."""
+    """Yield (metric, labels, value) for every metric in `HELP`."""
     for name, value in connections(server).items():
         yield ("rmqctl_serve_connections" if name == "connections" else
                f"rmqctl_serve_connections_{name}_total"), {}, value

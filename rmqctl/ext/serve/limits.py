@@ -27,7 +27,7 @@ for another connection. (Clients send a heartbeat every 30 s.)
 _IPV6_HOST = 64
 """Number of low bits of an IPv6 address that a client can usually choose freely."""
 _SCARCE = 0.75
-"""Above this part of a quota, each address may use at most an equal share of the quota."""
+"""Once more than this part of a quota is in use, each address may use at most an equal share."""
 _SOME = 8
 """Divisor of a limit: when the limit is reached, one eighth is freed, to avoid reaching it again at
 once.
@@ -69,7 +69,7 @@ def network_of(address: str) -> str:
 
 class Holder(Protocol):
     """A connection that is counted in `AddressConnections` and may hold bytes.
-    ``host``: `network_of` its client's address.
+    ``host``: the result of `network_of` for its client's address.
     """
 
     host: str

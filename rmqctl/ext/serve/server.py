@@ -34,7 +34,7 @@ _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""``_BACKLOG``: maximum number of connections that wait in the system to be accepted.
+"""``_BACKLOG``: maximum number of connections that wait in the operating system to be accepted.
 ``_ACCEPTED``: maximum number of connections accepted in one turn.
 """
 _LAST_PORT = 65_535
@@ -94,7 +94,7 @@ class Server:
         for broker in self.brokers:
             broker.waits.part = part
         self.unfinished = Shared(self.limits.held, part)
-        """Bytes of frames that are incomplete or wait for their connection's turn."""
+        """Bytes of frames that are incomplete or are waiting for their connection's turn."""
         self.unsent = Shared(self.limits.unsent_in_all, part)
         """Bytes of responses that clients have not read."""
 

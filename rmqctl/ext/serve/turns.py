@@ -38,7 +38,7 @@ _READERS = 4
 are read from each.
 """
 _PATIENCE = 4
-"""Factor by which a turn's waiting time (virtual) is longer than the turn's expected length."""
+"""Factor by which a turn's virtual waiting time exceeds the turn's expected length."""
 _MIN_COST_S, _SLOWLY = 1e-5, 0.25
 _MAX_HOSTS = 1024
 

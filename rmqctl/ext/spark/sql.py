@@ -95,7 +95,7 @@ def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
 
 
 def _columns(table: str, text: str) -> StructType:
-    """Return the columns of a view, with ``record`` only if the query names it."""
+    """Return the columns of a view, including ``record`` only if the query names it."""
     struct = spark_schema.default(table)
     for column in schema.ONLY_ASKED:
         if column in schema.columns(table) and says(text, column):
@@ -267,8 +267,8 @@ def _iso(value: date) -> str:
 
 @contextmanager
 def spark_errors(spark: SparkSession) -> Iterator[None]:
-    """Convert Spark's exceptions: to UsageError for an error in the query, else to the error of the
-    job.
+    """Convert Spark's exceptions: to a UsageError for an error in the query, otherwise to the error
+    for a failed job.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException

@@ -329,7 +329,7 @@ class RangeCache:
         return data
 
     def _same(self, path: str, where: str) -> None:
-        """Raise StoreIOError if an object is not the listed one."""
+        """Raise StoreIOError if an object has changed since it was listed."""
         listed, row = self._files[path], self._remote.info(path)
         if row is None:
             raise _ChangedError(f"{where}: was deleted while the store was being read")

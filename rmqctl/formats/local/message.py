@@ -112,7 +112,7 @@ pattern have the same first bytes.
 
 @dataclass(slots=True)
 class Record:
-    """One message as it is stored: numbers as on disk, texts still bytes.
+    """One message as it is stored: numbers as on disk, texts as bytes.
 
     ``born_host``/``store_host`` are (packed address, port). ``body`` may be a view.
     """

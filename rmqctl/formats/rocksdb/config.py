@@ -210,7 +210,7 @@ def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
 
 
 def build_value(value: bytes | VersionRecord | int) -> bytes:
-    """Return the stored bytes of a value; bytes must be the JSON text of a topic or group."""
+    """Return the bytes stored for a value; bytes must be the JSON text of a topic or group."""
     if isinstance(value, VersionRecord):
         return VERSION.build(value)
     if isinstance(value, int):

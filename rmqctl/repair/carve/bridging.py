@@ -64,7 +64,7 @@ class Bridge:
                 and gap <= self._room and len(missing) <= self._files)
 
     def take(self, end: int, physical: int) -> list[int]:
-        """Plan to bridge a gap; return the sizes of the ranges in it that fillers can fill."""
+        """Plan how to bridge a gap; return the sizes of the ranges in it that fillers can fill."""
         missing, start = self._missing(end, physical)
         self._files -= len(missing)
         self._room -= physical - start

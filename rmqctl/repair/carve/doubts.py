@@ -63,7 +63,7 @@ class Doubts:
         return log_state
 
     def trust(self, shift: int, start: int, end: int) -> None:
-        """Remember that the consecutive records of a shift at positions ``[start, end)`` are
+        """Record that the consecutive records of a shift at positions ``[start, end)`` are
         messages.
         """
         self._log(shift)[1].add(start, end)

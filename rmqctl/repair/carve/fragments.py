@@ -77,7 +77,7 @@ class Chains:
             self.unknown_from = at
 
     def end(self, shift: int, at: int, file_end: int) -> None:
-        """Note that the chain ends at ``at``."""
+        """Record that the chain ends at ``at``."""
         if self._is_open and self._rows[-4] == shift:
             self._rows[-2:] = array("q", (at, file_end))
         self._is_open = False

@@ -158,7 +158,7 @@ class StoreMaker:
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
-        """Keep the places of messages on disk, for `write`."""
+        """Save the messages' places to disk, for `write`."""
         self._order.add(carved)
         inner = carved.page.numbers("sys_flag") & INNER_BATCH
         if inner.any() and len(self._batch_topics) < _MAX_TOPICS:

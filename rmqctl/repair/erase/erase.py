@@ -177,8 +177,8 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
 
 def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
             report: Callable[[Problem], None]) -> Iterable[Record]:
-    """Yield the selected messages. Ids of clients are added to ``traits`` instead of being looked
-    up.
+    """Yield the selected messages. Ids that clients created are added to ``traits`` instead of
+    being looked up.
     """
     for message_id in wanted.ids:
         record = None
@@ -286,7 +286,7 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
 
 def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
                       scratch: Scratch) -> None:
-    """Rebuild the database of consume queues without the queues of the topics. Raises: RefusedError
+    """Rebuild the consume queue database without the queues of the topics. Raises: RefusedError
     if the database is damaged; StoreIOError, MissingExtraError.
     """
     present = store.rocksdb

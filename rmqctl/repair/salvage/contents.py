@@ -74,7 +74,7 @@ def unpacks(record: Record) -> bool | None:
 
 
 def is_zlib(body: bytes) -> bool:
-    """Return whether the body consists of exactly one zlib stream with a right checksum."""
+    """Return whether the body consists of exactly one zlib stream with a correct checksum."""
     codec, left = zlib.decompressobj(), MAX_DECOMPRESSED
     try:
         data = codec.decompress(body, left)

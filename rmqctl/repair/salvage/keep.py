@@ -50,7 +50,7 @@ _MAX_PROPERTIES = (1 << 15) - 1
 class KeptRecord(NamedTuple):
     """A record that is delivered with its damage, as marked bytes (``content``).
 
-    ``how``: in words, what was dropped or shortened to make space for the mark.
+    ``how``: a description of what was dropped or shortened to make space for the mark.
     """
 
     physical: int

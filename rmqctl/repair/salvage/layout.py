@@ -91,7 +91,7 @@ class Filling:
 
     def settle(self) -> None:
         """Move to ``left`` the items that overlap, extend beyond the span, or are too small for
-        their filler. They become messages of unknown physical offset.
+        their filler. They become messages with an unknown physical offset.
         """
         placed: list[FilledMessage] = []
         position = self.span.start

@@ -59,8 +59,8 @@ _NO_MEMBER = ("this store has a DLedger log, and only the store of another membe
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Readers of messages in forms that need other packages. None: sources of this form are
-    refused.
+    """Readers of messages in forms that need other packages. A reader is None if sources of its
+    form are refused.
     """
 
     parquet: Read | None = None

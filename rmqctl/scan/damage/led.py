@@ -27,7 +27,7 @@ from rmqctl.scan.source import AtHand
 
 
 class Led:
-    """Those frames in a buffer to which entries point. ``data``: the bytes from ``position`` on."""
+    """The frames in a buffer that entries point to. ``data``: the bytes from ``position`` on."""
 
     def __init__(self, source: AtHand, data: memoryview, position: int) -> None:
         assert source.witness is not None

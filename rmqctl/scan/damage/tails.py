@@ -52,8 +52,8 @@ def _properties(data: Array) -> list[int]:
 
 
 def _topics(data: Array, end: int) -> set[int]:
-    """Return the positions where a topic that ends at ``end`` may begin. The length of the topic is
-    before it. Topic names are printable.
+    """Return the positions where a topic that ends at ``end`` may begin. The topic's length
+    precedes it. Topic names are printable.
     """
     low = max(1, end - _MAX_TOPIC)
     window = data[low:end].astype(np.int32)

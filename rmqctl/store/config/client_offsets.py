@@ -37,7 +37,7 @@ class ClientOffset(NamedTuple):
 
 
 class ClientOffsets(NamedTuple):
-    """The content of an offsets.json; ``faults`` names entries of the wrong shape."""
+    """The content of an offsets.json file; ``faults`` names entries with a wrong structure."""
 
     rows: list[ClientOffset]
     faults: Faults

@@ -98,8 +98,8 @@ class Lag:
         return sorted({*self._groups, *self._commits})
 
     def rows(self) -> Iterator[Row]:
-        """Yield a row for each group, topic and queue id, in this order, then the topics without a
-        group.
+        """Yield a row for each group, topic and queue id, in that order, then for the topics
+        without a group.
         """
         if not self.group_is_known:
             return

@@ -109,8 +109,8 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
-    """Return whether, by a broker's rule, a file may contain messages with store times in ``[begin,
-    end]``.
+    """Return whether, according to a broker's rule, a file may contain messages with store times in
+    ``[begin, end]``.
     """
     first, last = header.begin_timestamp, header.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last

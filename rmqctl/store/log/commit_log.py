@@ -100,7 +100,7 @@ class CommitLog:
 
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
         """Return (source, position in that source) for a physical offset; None in gaps and outside
-        of the log.
+        the log.
         """
         number = bisect_right(self._bases, physical) - 1
         if number < 0 or physical >= self.files[number].end:

@@ -267,7 +267,7 @@ def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> Fo
 
 
 def _library_text(error: Exception, folder: str, shadow: str) -> str:
-    """Return the library's message in one line; names of temporary files are replaced by the names
+    """Return the library's message on one line; names of temporary files are replaced by the names
     of the files in the store.
     """
     return " ".join(str(error).replace(shadow, folder).split())

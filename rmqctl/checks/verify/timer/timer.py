@@ -404,7 +404,7 @@ def _due(properties: text.PropertySegments, count: int) -> Array:
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
     """Return the queue offset of the first entry that points to ``physical`` or later.
 
-    If the entries are not sorted, the result is any queue offset.
+    If the entries are not sorted, the result may be any queue offset.
     """
     low, high = queue.first_index, queue.disk_end
     while low < high:

@@ -167,7 +167,7 @@ class Wheel:
         return slots
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """Yield findings for slots that were not reported before."""
+        """Yield findings for slots that have not been reported yet."""
         numbers = np.unique(numbers)
         numbers = numbers[~self.bad[numbers]]
         self.bad[numbers] = True

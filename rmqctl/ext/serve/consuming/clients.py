@@ -133,7 +133,7 @@ def unregister(broker: Broker, call: Call) -> Response:
 
 
 def consumer_list(broker: Broker, call: Call) -> Response:
-    """Return the client ids of a group's members, who use these ids to divide the queues."""
+    """Return the client ids of a group's members, which use these ids to divide the queues."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:

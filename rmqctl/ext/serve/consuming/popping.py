@@ -28,7 +28,7 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MAX_FLYING, MAX_OF_GROUP = 100_000, 20_000
-"""Maximum number of unacknowledged messages: of a broker, and of one group in one topic."""
+"""Maximum number of unacknowledged messages: for a broker, and for one group in one topic."""
 MAX_QUEUES = 100_000
 """Maximum number of queues whose state a broker keeps; a queue counts once for each group."""
 MAX_BYTES = 4 << 20

@@ -107,7 +107,7 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
-    """Return messages of a queue from an offset on, and count them as delivered to a group.
+    """Return messages from a queue, starting at an offset; count them as delivered to a group.
     Raises: Failed.
     """
     queue = broker.queue(topic, queue_id)

@@ -63,7 +63,7 @@ _SMALL = 64
 time than handling their content.
 """
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Limits of a connection's small frames and resets. ``_SMALL_RATE``: frames per second.
+"""Limits on a connection's small frames and resets. ``_SMALL_RATE``: frames per second.
 ``_MAX_SMALL``: frames in a burst. ``_PAUSE_S``: pause in seconds after a limit is exceeded.
 """
 

@@ -37,7 +37,7 @@ class _Plan(NamedTuple):
     text: str
     """The stored string, as a format string with a placeholder for each value."""
     order: tuple[int, ...]
-    """For each placeholder of ``text``, the number of the pattern group with its value."""
+    """For each placeholder of ``text``, the number of the pattern group that matches its value."""
     is_plain: bool
     tags: int
     """The numbers of the pattern groups of the tags and of the unique key; 0 if the property is

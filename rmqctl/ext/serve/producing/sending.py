@@ -213,7 +213,7 @@ def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
 
 
 def put_answer(result: PutResult, queue_id: int) -> Response:
-    """Return the response to a producer for the result of storing its message."""
+    """Return the response that tells a producer the result of storing its message."""
     code = _CODES.get(result.status, Status.SYSTEM_ERROR)
     if not result.stored:
         return Response(dict(REGION), (), int(code), result.reason or result.status)

@@ -163,7 +163,7 @@ class OpenTimerFiles:
         return base + places * UNIT_SIZE, False
 
     def _lead(self, units: np.ndarray[tuple[int], np.dtype[np.void]], start: int) -> None:
-        """Point slots to these units, except for units that the wheel already contains."""
+        """Make slots point to these units, except units that the wheel already contains."""
         times = (units["curr_write_time"].astype(np.int64) + units["delay_time"]) // self.precision
         slots = np.frombuffer(self._wheel, SLOT.dtype())[times % SLOTS]
         position = start + np.arange(len(units), dtype=np.int64) * UNIT_SIZE

@@ -89,7 +89,7 @@ def read_command(frame: Frame) -> Command:
 
 
 def read_json(data: bytes) -> Any:
-    """Read a JSON value that was written strictly or by fastjson. Raises: FrameError."""
+    """Parse a JSON value: strict JSON, or JSON as fastjson writes it. Raises: FrameError."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -328,7 +328,7 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
 
 def plan_local(request: CompactRequest, now: Callable[[], int],
                note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Yield the outcomes that `upload_local` would have, without changing or locking anything."""
+    """Yield the outcomes that `upload_local` would yield, without changing or locking anything."""
     with Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:

@@ -103,7 +103,7 @@ class QueueFindings:
     queue: FlatQueue
     counted: TierCoverage = field(default_factory=TierCoverage)
     local_from: int | None = None
-    """First queue offset whose message is in the log beside the tier."""
+    """First queue offset whose message is in the store's log; None if unknown."""
 
     def lost(self, queue_offsets: Array) -> None:
         """Count messages that are lost in the tier and are not in the local log either."""

@@ -46,7 +46,7 @@ class Shifts:
         self._check, self._log = check, check.queue.commit_log
         self._segments = [segment for segment in self._log.segments if segment.usable]
         self._shifts: dict[int, Counter[int]] = {}
-        """Number of messages for each distance, by the base of the segment."""
+        """Number of messages for each distance, keyed by the base of the segment."""
         self._span_starts = [span.offset for span in check.spans]
         self._first: tuple[int, int] | None = None
         self._searched: set[int] = set()
