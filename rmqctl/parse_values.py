@@ -197,8 +197,8 @@ def _epoch_ms(moment: datetime, tz: tzinfo) -> int:
 
 
 class FieldValue(NamedTuple):
-    """A condition ``FIELD=VALUE``. The value is a text; the code that compares it knows the type of
-    the field.
+    """A condition ``FIELD=VALUE``. The value is a string; the code that compares it knows the type
+    of the field.
     """
 
     field: str

@@ -96,7 +96,7 @@ class KeyNumbers:
         return numbers
 
     def number(self, key: Key) -> int:
-        """Return the number that represents a key; the key is not a text."""
+        """Return the number that represents a key that is not a string."""
         number = self._numbers.get(key)
         if number is None:
             if not self._open:

@@ -206,7 +206,7 @@ def show_stores(out: Output, judged: Sequence[JudgedStore]) -> None:
 
 
 def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
-    """Return (the verdict on several stores in one line, the style of this line)."""
+    """Return (the verdict on several stores on one line, the style of that line)."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     bad = sum(not verdict.ok for verdict in verdicts)
     partly = sum(verdict.ok and bool(verdict.not_judged) for verdict in verdicts)

@@ -55,7 +55,7 @@ Nothing in the store is changed. Damage is red.
 
 
 class Help(ModalScreen[None]):
-    """The list of keys."""
+    """The screen that lists the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter",
                                                      "dismiss", "Close")]

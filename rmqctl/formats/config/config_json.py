@@ -43,7 +43,7 @@ KeyOf = Callable[[Any], str]
 
 
 class Parsed(NamedTuple):
-    """The value of a file, with object keys as texts, and the oddities of the file."""
+    """The value in a file, with object keys as strings, and the oddities of the file."""
 
     value: Any
     oddities: list[Oddity]

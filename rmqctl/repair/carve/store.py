@@ -89,7 +89,7 @@ class WrittenStore:
                 **({"logs": self.logs} if self.logs else {})}
 
     def add(self, log: WrittenStore, reason: str) -> None:
-        """Add the store of one of several logs."""
+        """Add the store written for one of several logs."""
         self.logs.append({"store": log.store, "written": log.messages,
                           "reason": str(reason) or None,
                           "first_physical_offset": log.first_physical_offset,

@@ -143,8 +143,8 @@ class _Job:
                     "its message", "its place in the chain of entries"]}))
 
     def _by_crc(self) -> None:
-        """Correct messages in entries with an intact header: each message whose CRC matches after
-        one small change.
+        """Correct each message whose CRC matches after one small change, in entries with an intact
+        header.
         """
         if self.correct == "off":
             return

@@ -48,7 +48,7 @@ _STREAMS_OF_CLIENTS = 8
 """Maximum number of clients that may share one connection."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
-"""Seconds after which a client that does not read a message is disconnected."""
+"""Seconds after which a client that has not read a message is disconnected."""
 _MAX_ID = 1024
 _FOR_EVER = 1e9
 _MAX_UNSENT = 64

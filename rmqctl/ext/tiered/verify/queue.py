@@ -273,7 +273,7 @@ class QueueCheck:
 
     def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
                  engine_time: Array) -> Iterator[Finding]:
-        """Yield findings about messages with units."""
+        """Yield findings about messages that have units."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
         # Queue offsets and their order.
         self.seen.add(queue_offset[matched])
