@@ -109,14 +109,14 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
 
 
 def _complete() -> int:
-    """Print the shell completions of a command line; never fail."""
+    """Print the shell completions for a command line; never fail."""
     with contextlib.suppress(SystemExit, Exception):
         build().main(args=[], prog_name=_PROGRAM)
     return 0
 
 
 def _spelled(args: list[str]) -> list[str]:
-    """Replace ``help COMMAND`` and ``version`` by the corresponding options."""
+    """Replace ``help COMMAND`` and ``version`` with the corresponding options."""
     if args[:1] == ["help"] and args[1:2] != ["options"]:
         return [*args[1:], "--help"]
     return ["--version"] if args == ["version"] else args

@@ -128,7 +128,7 @@ class Tree:
 
 
 class MountedEntry:
-    """An entry of a mounted folder, like `os.DirEntry`."""
+    """An entry in a mounted folder, like `os.DirEntry`."""
 
     __slots__ = ("_tree", "name", "path")
 
@@ -168,7 +168,7 @@ class ScanIterator(Protocol):
 
 
 class _MountedEntries(list[Any]):
-    """The entries of a folder, as a `ScanIterator`."""
+    """The entries in a folder, as a `ScanIterator`."""
 
     def __enter__(self) -> Self:
         return self

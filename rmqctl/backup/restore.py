@@ -179,7 +179,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _concerns(fault: ChangedRange, chosen: Point, end: int) -> bool:
-    """Return whether a fault of the backup is in a part of the backup that is restored."""
+    """Return whether a fault affects a part of the backup that is restored."""
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id

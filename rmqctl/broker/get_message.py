@@ -176,7 +176,7 @@ def _readable(view: View) -> Callable[[int, int], bool]:
 
 def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> Answer:
     """Return the answer for a compacted topic. The answer starts with the first remaining message
-    at or after ``offset``, and contains messages of one file only.
+    at or after ``offset``, and contains messages from one file only.
     """
     least, most = queue.bounds
     if offset == most:

@@ -33,7 +33,7 @@ _DOUBLE = re.compile(r"""
 
 @lru_cache(maxsize=32)  # a filter may use the same property thousands of times
 def _whole(text: str, bits: int) -> int:
-    """Return the result of `Integer.valueOf` or `Long.valueOf`, which accept digits of any
+    """Return the result of `Integer.valueOf` or `Long.valueOf`, which accept digits in any
     script.
     """
     match = _WHOLE.fullmatch(text)

@@ -56,7 +56,7 @@ def sum_line(sha256: str, path: str) -> bytes:
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
-    """Return the digests of files of a store, read in blocks. ``progress`` receives the number of
+    """Return the digests of files in a store, read in blocks. ``progress`` receives the number of
     bytes read.
     """
     file_digests = []

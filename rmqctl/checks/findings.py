@@ -166,9 +166,7 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """Return the finding of a store with its ``next`` command; ``root``: the folder of the
-    store.
-    """
+    """Return a finding about a store, with its ``next`` command; ``root``: the store's folder."""
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))

@@ -39,7 +39,7 @@ def in_words(loss: RepairLoss) -> Phrase:
 
 
 def all_in_words(losses: RepairLosses) -> Phrase | None:
-    """Describe the losses of the newest repairs; None without losses."""
+    """Describe the losses of the newest repairs; None if there are no losses."""
     if not losses.losses:
         return None
     named = [in_words(loss) for loss in reversed(losses.losses[-_MAX_NAMED:])]

@@ -30,7 +30,7 @@ def command(
 
 
 def _variable(spec: CommandSpec, names: Sequence[str]) -> str | None:
-    """Return the name of the environment variable with an option's default; None if only the
+    """Return the name of the environment variable that sets an option's default; None if only the
     command line can set the option.
     """
     key = next(name[2:] for name in names if name.startswith("--"))

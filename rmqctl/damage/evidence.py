@@ -40,7 +40,7 @@ _AHEAD = 512
 """Number of entries read at once, starting at a hole, because the next hole is often close to it.
 """
 _BACK = 1 << 12
-"""Number of positions before the expected position in which a message's entry is searched for."""
+"""Number of positions before the expected one that are searched for a message's entry."""
 
 
 @dataclass(frozen=True, slots=True)

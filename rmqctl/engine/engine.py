@@ -271,8 +271,8 @@ class Engine(Putting):
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
     def reput(self) -> None:
-        """Dispatch everything that was appended to consumequeues and index, so that readers see
-        it.
+        """Dispatch to the consumequeues and the index everything that was appended to the log, so
+        that readers see it.
         """
         with self._put_lock:
             self._usable()

@@ -195,7 +195,7 @@ class Output:
             self._every))
 
     def binary(self) -> Raw:
-        """Return standard output for binary data. Raises: UsageError for a terminal."""
+        """Return standard output for binary data. Raises: UsageError if it is a terminal."""
         if self._terminal:
             raise UsageError("this format is for a file or a program, not for a terminal")
         return Raw(self._sink)

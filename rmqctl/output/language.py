@@ -73,7 +73,7 @@ class Language:
 
     def value(self, name: str, value: Any) -> Any:
         """Return the value of a field in this language. A text is translated if it matches a
-        template, unless the field contains data of the store.
+        template, unless the field contains data from the store.
         """
         if isinstance(value, str) and name not in _DATA and "." not in name:
             return self.text(value)

@@ -245,7 +245,7 @@ class Plan:
 
     @property
     def fills(self) -> int:
-        """Return the number of messages that the plan replaces by fillers or keeps in
+        """Return the number of messages that the plan replaces with fillers or keeps in
         damaged form.
         """
         return self.fillers + self.kept_damaged

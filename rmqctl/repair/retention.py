@@ -157,8 +157,8 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
 
 def retention(store: Store, around: StartEnvironment, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
-    """Return what a broker's cleaner does on this store. ``zone``: time zone of the broker. Raises:
-    UsageError, StoreIOError.
+    """Return what a broker's cleaner would do to this store. ``zone``: the broker's time zone.
+    Raises: UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")
     # The expiring files, by the rules of a start.

@@ -72,7 +72,7 @@ class Scratch:
             shutil.rmtree(self.path(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Delete the scratch folder with its content."""
+        """Delete the scratch folder and its contents."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -238,7 +238,7 @@ def open_any(path: str) -> int:
 
 
 def open_regular(path: str) -> int:
-    """Return a read-only descriptor of a regular file.
+    """Return a read-only descriptor for a regular file.
 
     Raises: StoreIOError for anything else, with the reason.
     """

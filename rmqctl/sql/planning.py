@@ -54,7 +54,7 @@ class PlanItem:
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the list of pieces of each partition; a list may be empty.
 
-    ``filters`` are all conditions, including those of ``options``.
+    ``filters`` are all conditions, including those in ``options``.
     Raises: NotAStoreError, StoreIOError.
     """
     items = [item for path in options.stores() for item in of_store(path, options, filters)]

@@ -62,7 +62,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """An entry of the directory that is unreadable, misnamed, or should not be there."""
+    """A directory entry that is unreadable, misnamed, or should not be there."""
 
     path: str
     reason: str

@@ -44,7 +44,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
 
 def collect(store: Store, view: View) -> Document:
-    """Return everything that `info` shows of a store, in the given view."""
+    """Return everything that `info` shows about a store in the given view."""
     items, troubles = inventory(store)
     layout = store.layout
     # The ends of the log, then the values of its messages and files.

@@ -197,8 +197,8 @@ class _MetadataJudge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, entries: Table) -> None:
-        """Compare the entries that a broker loads with those of the other copy, which the broker
-        overwrites at its next writes.
+        """Compare the entries that a broker loads with those in the other copy, which the broker
+        overwrites the next time it writes the file.
         """
         loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):

@@ -170,7 +170,7 @@ def command(
 
 
 def _tail(plan: Plan, store: StoreOptions) -> DamagedTail | None:
-    """Return the damaged end of the log that a plan replaces by fillers and that `truncate` could
+    """Return the damaged end of the log that a plan replaces with fillers and that `truncate` could
     remove instead.
     """
     from rmqctl.repair.outlook import damaged_tail

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SPARK = "Spark"
 EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
-"""Minimum size of the logs in bytes for which ``--engine auto`` uses a given Spark cluster."""
+"""Minimum total log size in bytes for which ``--engine auto`` uses a given Spark cluster."""
 
 Stores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,

@@ -21,7 +21,7 @@ from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
 
 _NARROW = 110
-"""Width of the screen in columns below which times are shown without the year."""
+"""Screen width in columns below which times are shown without the year."""
 _NAME = 6
 
 

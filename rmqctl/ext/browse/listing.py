@@ -123,9 +123,7 @@ class RowListing(Protocol):
 
 
 def first_wrong(steps: Iterator[ListedRows]) -> Position | None:
-    """Return the position of the first row that is damage or shows a fault; None without such a
-    row.
-    """
+    """Return the position of the first row that is damage or shows a fault; None if no row does."""
     return next((row.position for step in steps for row in step.rows
                  if row.wrong or row.kind == "damage"), None)
 

@@ -46,7 +46,7 @@ queues of a topic.
 MAX_WAITING = 100_000
 """Maximum number of waiting requests of a broker."""
 ANY_QUEUE = -1
-"""The queue id of requests that wait for messages of any queue of a topic."""
+"""The queue id in requests that wait for messages from any queue of a topic."""
 
 
 class Connection(Protocol):

@@ -132,7 +132,7 @@ class QueuePage:
 
 @dataclass(slots=True)
 class PageCache:
-    """Pages of all queues of a server in memory. The least recently used are dropped first."""
+    """Cached pages from all queues of a server. The least recently used are dropped first."""
 
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], QueuePage] = field(default_factory=OrderedDict)

@@ -41,7 +41,7 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FileOrFolder:
-    """An entry of a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 if unknown."""
+    """An entry in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 if unknown."""
 
     name: str
     is_folder: bool
@@ -232,7 +232,7 @@ class RemoteSource:
 def _driver(url: str) -> tuple[Any, str]:
     """Return (fsspec file system, path in this file system).
 
-    Raises: UsageError without a driver, StoreIOError for other errors.
+    Raises: UsageError if no driver is installed, StoreIOError for other errors.
     """
     protocol = url.partition("://")[0]
     # A driver would take the start of such a password for a port, and show it in an error.

@@ -84,7 +84,7 @@ class CarveTally:
 
     @property
     def messages(self) -> int:
-        """Return the number of distinct intact messages, without messages inside damaged
+        """Return the number of distinct intact messages, excluding messages inside damaged
         records.
         """
         return self.in_place + self.doubtful + self.misplaced

@@ -25,7 +25,7 @@ from rmqctl.repair.carve.window import Window
 from rmqctl.scan.frames import Array
 
 REACH = (4 << 20) + (64 << 10)
-"""Maximum extent of a body in bytes: more than the largest record that brokers write by default."""
+"""Maximum size of a body in bytes: more than the largest record that brokers write by default."""
 NEXT = (0, dledger.HEAD_SIZE)
 """Possible numbers of bytes between consecutive messages: none, or a DLedger entry header."""
 SECTOR = 512

@@ -1,4 +1,4 @@
-"""Check whether a record, a blank or an end of a log is at a position of a window."""
+"""Check whether a record, a blank or the end of a log is at a position in a window."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from rmqctl.store.pages import Page
 MAX_HOSTS = 4096
 """Maximum number of store hosts that are told apart; all further hosts count as one."""
 MAX_LOGS = 64
-"""Maximum number of logs that are kept separate; messages of further logs are put at the end of the
-last one.
+"""Maximum number of logs that are kept separate; messages from further logs are put
+at the end of the last of these logs.
 """
 RUN = 1 << 20
 _STEP = 1 << 10

@@ -77,7 +77,7 @@ class Scan:
         self.doubts = Doubts(self._window, self._judge.file_end, self._judge.record)
         """Decides which records of a log, including undecided ones, are doubtful."""
         self.pieces = Pieces(self._window, self._judge.file_end)
-        """Finds contradictions to undecided records of other shifts."""
+        """Finds facts that contradict undecided records with other shifts."""
         self._doubtful, self._doubt_end, self._doubt_gap = doubtful, 0, 0
         self._gap: int | None = None
         self._advance, self._reported = advance, 0
@@ -86,7 +86,7 @@ class Scan:
         self._broken_at: int | None = None
         self._expected = base is not None
         self.log_shifts: set[int] = set()
-        """The shifts of all followed logs, except a shift that the name of the source gives."""
+        """The shifts of all followed logs, except a shift that follows from the source's name."""
         self.shifts = Majority()
         """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}
@@ -258,7 +258,7 @@ class Scan:
         return True
 
     def _of_store(self, shift: int) -> bool:
-        """Return whether a store has entries for the records of this shift."""
+        """Return whether a store has entries for the records with this shift."""
         return self._witness is not None and shift == self._base
 
     def _behind_damage(self, shift: int) -> int | None:
@@ -324,7 +324,7 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Go to the next record. Records of the followed log are left to `_follow`, others are
+        """Go to the next record. Records of the followed log are left to `_follow`; others are
         added here.
         """
         for position in self._candidates.within(self._at, self.size):
@@ -387,7 +387,7 @@ class Scan:
         self._leave(last, end, shift)
 
     def _leave(self, last: int, end: int, shift: int) -> None:
-        """End a chain of an undecided shift; skip a damaged record that follows it."""
+        """End a chain with an undecided shift; skip a damaged record that follows it."""
         self._at = self._judge.behind(last, end)
         self.pieces.ended(shift, end)
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:

@@ -29,7 +29,7 @@ store.
 _MAX_OFFSET = (1 << 63) - 1
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
     "EUCLEAN", "EBADMSG", "ENODATA", "EREMOTEIO", "EILSEQ") if hasattr(errno, name)}
-"""Error numbers of a device for a range that it cannot read."""
+"""Error numbers that indicate that a device cannot read a range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ DEFAULT_FILE = 1 << 30
 _MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
-"""Limit of the total size of fillers: `_FREE_FILL` bytes, plus `_FILL` times the size of all
+"""Limit on the total size of fillers: `_FREE_FILL` bytes, plus `_FILL` times the size of all
 messages.
 """
 

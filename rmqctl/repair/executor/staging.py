@@ -316,7 +316,7 @@ def _undone_name(target: str) -> str:
 
 
 def _mode_near(*folders: str) -> int:
-    """Return the mode of the first file in or below one of the folders, in their order."""
+    """Return the mode of the first file found when the folders are searched in order."""
     for folder in folders:
         for holder, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != STAGING)

@@ -108,8 +108,8 @@ def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
 
 def _examine(root: str, journal: Journal, named: Sequence[str], *,
              applied: bool) -> tuple[list[str], dict[str, int]]:
-    """Return (descriptions of changes since the repair; by step number, modification times to
-    restore).
+    """Return (descriptions of changes since the repair, the modification times to restore by step
+    number).
     """
     applier = StepApplier(root, journal, named)
     changed, times = [], {}

@@ -53,7 +53,7 @@ class TimedDisputes:
 
 def timed_disputes(store: Store, parts: Sequence[LogPart],
                    findings: Iterable[Finding]) -> TimedDisputes:
-    """Decide the disputes in the findings of ``verify`` about topic hashes of units. ``parts``: the
+    """Settle the disputes in the findings of ``verify`` about topic hashes in units. ``parts``: the
     files of the repaired log.
     """
     settled = TimedDisputes()

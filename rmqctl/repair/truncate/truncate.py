@@ -459,7 +459,7 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
 
 
 def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
-    """Return notes on consumer offsets that will be beyond the end of their queue."""
+    """Return notes about consumer offsets that will be beyond the end of their queue."""
     ahead: dict[str, list[str]] = {}
     for commit in progress.everybody():
         end = next_offsets.get((commit.topic, commit.queue_id))

@@ -16,7 +16,7 @@ _PAIR = b"\1"
 _SHORT_TOPIC = longest_topic(MAGIC_V1)
 _MAX_TOPIC = 512
 MAX_TAIL = (1 << 15) + 1024
-"""Largest number of bytes of a topic and properties, including their lengths."""
+"""Maximum total size in bytes of a topic and properties, including their length fields."""
 
 
 def tails_of(data: bytes) -> set[int]:

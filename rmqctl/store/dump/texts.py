@@ -65,7 +65,7 @@ def timercheck_rows(target: Target) -> Iterator[Row]:
 
 
 def config_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per member of the JSON object, then one per oddity of the file."""
+    """Yield one row per member of the JSON object, then one per oddity in the file."""
     try:
         data = _whole(target)
         value, oddities = config_json.parse(data)

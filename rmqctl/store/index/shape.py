@@ -199,7 +199,7 @@ def _slot(shape: IndexShape, key_hash: int, read: Read) -> int:
 
 
 def _used(size: int, header: HeaderRecord, read: Read) -> bool:
-    """Return whether a file contains entries. Of a large file, only the header is checked."""
+    """Return whether a file contains entries. For a large file, only the header is checked."""
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))

@@ -125,7 +125,7 @@ class GrowingLog:
                       key=lambda file: (file.name, file.path))
 
     def first(self) -> int:
-        """Return the first offset of the log; 0 as long as it has no file."""
+        """Return the first offset of the log; 0 while the log has no files."""
         files = self.files()
         return files[0].base if files else 0
 

@@ -147,7 +147,7 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor for the keys of a family. A cursor is several times faster than a call of
+        """Return a cursor for the keys of a family. A cursor is several times faster than calling
         `items` for each key.
         """
         with self._telling(family):

@@ -214,7 +214,7 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
                  wish: PopRequest) -> list[DeliveredMessage]:
-    """Return messages of one broker. Move messages that were delivered too often to the dead
+    """Return messages from one broker. Move messages that were delivered too often to the dead
     letters.
     """
     left = None

@@ -34,7 +34,7 @@ from rmqctl.parse_values import Address
 _MAX_REQUEST = 5 << 20
 """Maximum bytes of a request: a body of maximum size, and properties."""
 _MAX_HEADER = 8 << 10
-"""Maximum bytes of a call's metadata; each field counts 32 bytes more than its text."""
+"""Maximum bytes of a call's metadata; each field counts as its text plus 32 bytes."""
 _READ_S = 20.0
 """Maximum time in seconds for a request to arrive completely."""
 _IDLE_MS = 120_000

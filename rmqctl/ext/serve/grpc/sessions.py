@@ -104,8 +104,8 @@ class BrokerLink:
             future.set_result(response)
 
     def send(self, command: Command) -> None:
-        """Send a transaction check to the producer; ignore other commands of brokers, which 5.x
-        clients do not support.
+        """Send a transaction check to the producer; ignore other commands from brokers, which
+        5.x clients do not support.
         """
         if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
                 self.commands.full()):

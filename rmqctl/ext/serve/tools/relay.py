@@ -117,7 +117,7 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Return the offset of each queue in a client's response. The keys of the response are JSON
+    """Return the offset of each queue in a client's response. The keys in the response are JSON
     objects, either as such or as strings.
     """
     offsets = {}

@@ -33,7 +33,7 @@ def refuse_losses(options: ReadOptions) -> None:
 
 
 def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:
-    """Yield a sentence for each store with messages that are known to be missing."""
+    """Yield a sentence for each store that is known to have lost messages."""
     for path in paths:
         with Store.open(vfs.abspath(path), log_folders) as store:
             lost = missing(store, damaged=False).total

@@ -13,7 +13,7 @@ from rmqctl.sql.schema import TIERED_MESSAGES
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have no pieces.
 
-    ``filters`` are all conditions, including those of ``options``.
+    ``filters`` are all conditions, including those in ``options``.
     Raises: NotAStoreError, StoreIOError.
     """
     return partitions(_items(options, filters), options, cores)

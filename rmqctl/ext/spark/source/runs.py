@@ -52,7 +52,7 @@ class Spooler:
         self._runs: list[SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; write a run if they exceed the size of a run. Raises: StoreIOError."""
+        """Add rows; write a run when the collected rows reach its size. Raises: StoreIOError."""
         if batch.num_rows:
             self._held.append(batch)
             self._size += batch.nbytes

@@ -265,7 +265,7 @@ def _enter(metadata: Metadata, broker: str, place: _SegmentPlace, compacted: Com
 
 @dataclass(slots=True)
 class LocalFiles:
-    """The request of a run, and the local index files. ``notes``: a text for each skipped file."""
+    """The request for a run, and the local index files. ``notes``: a text for each skipped file."""
 
     metadata_path: str
     cluster: str

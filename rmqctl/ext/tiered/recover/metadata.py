@@ -77,7 +77,7 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
 def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
                     queues: Sequence[RecoveredQueue], indexes: Sequence[RecoveredSegment],
                     changes: MetadataChanges, now: int) -> None:
-    """Update the entries of a broker's queues and segments from the files."""
+    """Update the entries for a broker's queues and segments from the files."""
     tables: dict[str, dict[str, list[RecoveredSegment]]] = {kind: {} for kind in names.KINDS}
     moved: set[str] = set()
     for queue in queues:

@@ -82,7 +82,7 @@ class TierCoverage:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON fields.
 
-        As in ``verify``, ``bytes_total`` is the sum of ``bytes_in_messages`` (here with the
+        As in ``verify``, ``bytes_total`` is the sum of ``bytes_in_messages`` (here including
         orphans), ``bytes_blank`` (the codas), ``bytes_zero`` and ``bytes_damaged``.
         """
         values = {}

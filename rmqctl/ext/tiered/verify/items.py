@@ -34,7 +34,7 @@ MAX_EXPLAINED = 10_000
 
 @dataclass(slots=True)
 class ItemTally:
-    """Counts of those items of a file that can be judged without reading messages."""
+    """Counts of those items in a file that can be judged without reading messages."""
 
     expired: int = 0
     removed: int = 0

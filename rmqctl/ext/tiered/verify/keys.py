@@ -41,7 +41,7 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 
 def folded(key_hash: Array) -> Array:
     """Return a number (int64) for each hash. Brokers compute two different hashes for a key; both
-    hashes have the same number.
+    hashes get the same number.
     """
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)

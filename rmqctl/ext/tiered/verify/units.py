@@ -60,7 +60,7 @@ class TierUnits:
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
-        """Find the ``tears``. Only search if the length of a file shows a torn write."""
+        """Find the ``tears``. Search only if the length of a file shows a torn write."""
         starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return

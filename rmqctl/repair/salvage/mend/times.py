@@ -135,7 +135,7 @@ class Times:
         self._indexed: dict[int, list[IndexedKey]] | None = None
 
     def mend_astray(self) -> None:
-        """Correct single store times that are out of order, if another structure proves the
+        """Correct individual store times that are out of order, if another structure proves the
         original time.
         """
         for physical, low, high in self._survey.astray:
