@@ -170,8 +170,8 @@ class _MetadataJudge:
             self._compared(name, entries)
 
     def _unloaded(self, name: str, entries: Table) -> None:
-        """Judge a file without a loadable copy: the broker starts with an empty table and
-        overwrites it.
+        """Judge a file that has no loadable copy: the broker starts with an empty table and
+        overwrites the file.
         """
         state = (Phrase("is empty") if entries.file.main.state == EMPTY else Phrase("is damaged"))
         cause = Phrase("{file} {state} and has no usable .bak: a broker starts with an empty table",

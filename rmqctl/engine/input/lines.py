@@ -32,7 +32,7 @@ _BEYOND = 1 << 100
 
 
 class InputError(ValueError):
-    """Invalid input. The text is the reason in one line, without the position in the input."""
+    """Invalid input. The text is the reason on one line, without the position in the input."""
 
 
 Line = bytes | InputError

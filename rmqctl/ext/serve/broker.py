@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
-"""Maximum seconds for checking waiting requests, before other clients are served again."""
+"""Maximum time in seconds for checking waiting requests before other clients are served again."""
 Mode = tuple[str, int]
 """A request mode (``PULL`` or ``POP``), and the number of clients with which a client shares the
 queues of a topic.

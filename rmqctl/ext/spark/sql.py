@@ -330,8 +330,8 @@ def _causes(error: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(text: str) -> str:
-    """Return Spark's message on one line, with the position of the error but without plan and
-    query.
+    """Return Spark's message on one line, with the position of the error but without the plan
+    and the query.
     """
     sentences: list[str] = []
     for line in text.strip().splitlines():

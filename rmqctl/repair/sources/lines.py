@@ -18,7 +18,7 @@ _COLUMN = re.compile(r"column \d+: ")
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (description of the position, record bytes) for the message in each line. Raises:
+    """Yield (description of the position, record bytes) for the message on each line. Raises:
     StoreIOError.
     """
     exact = Exact()

@@ -34,8 +34,8 @@ def whole_entry(source: Source, at: int) -> dledger.EntryHeadRecord | None:
 
 
 def claimed_sizes(source: Source, at: int) -> Counter[int]:
-    """Return the frame sizes stored in the entry at a position and in its record, each with the
-    number of its occurrences. Raises: StoreIOError.
+    """Return the frame sizes stored in the entry at a position and in its record, each with its
+    number of occurrences. Raises: StoreIOError.
     """
     raw = source.read(at, source.head + START_SIZE)
     if len(raw) < source.head + START_SIZE:

@@ -24,7 +24,7 @@ from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
 MAX_SIZE = 64 << 20
-"""Maximum bytes of a configuration file that is read."""
+"""Maximum size in bytes of a configuration file that is read."""
 FOLDER = "config"
 BACKUP = ".bak"
 TIMERCHECK = "timercheck"

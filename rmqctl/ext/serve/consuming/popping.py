@@ -38,7 +38,7 @@ RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
 client is connected. `MAX_RENEWAL_S`: seconds after delivery at which the extensions end.
 """
 TURN_S = 0.02
-"""Maximum seconds for searching queues, before other clients are served again."""
+"""Maximum time in seconds for searching queues before other clients are served again."""
 MAX_ATTEMPTS = (1 << 31) - 1
 """The highest number of deliveries that the protocol can express."""
 _SOON_S = 1.0
