@@ -178,7 +178,7 @@ def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
 
 
 def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
-    """Imitate truncateDirty of a queue in RocksDB, including its bugs (spec: rocksdb.md §4)."""
+    """Imitate truncateDirty for a queue in RocksDB, including its bugs (spec: rocksdb.md §4)."""
     queue = state.queue
     if isinstance(queue, ConsumeQueue) and state.max_physic >= log_end:
         end = queue.cut_at(log_end)

@@ -274,8 +274,8 @@ def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
 
 
 def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """Return the number of slots and entries of the index files ({} if unknown), and the reason why
-    it is unknown.
+    """Return the numbers of slots and entries in the index files ({} if unknown), and the reason
+    why they are unknown.
     """
     shape, why = Store(store.root, store.log_folders, Sizes(
         index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),

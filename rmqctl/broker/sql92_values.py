@@ -112,8 +112,8 @@ def not_equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> bool | None:
-    """Compare as ``<``, ``>``, ``<=`` or ``>=``. ``holds`` compares the order of the values with 0.
-    Two texts are compared as doubles.
+    """Return the result of ``<``, ``>``, ``<=`` or ``>=``. ``holds`` compares the order of the
+    values with 0. Two strings are compared as doubles.
     """
     if left is None or right is None:
         return None
@@ -150,8 +150,8 @@ def negative(value: Value) -> Value:
 
 
 def property_as_condition(value: Value) -> bool | None:
-    """Return the result of a property as a condition. The result is never true: a property is a
-    text, not a Boolean.
+    """Return the result of a property that is used as a condition. The result is never true,
+    because a property is a string, not a Boolean.
     """
     return None if value is None else False
 

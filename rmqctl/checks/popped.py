@@ -110,7 +110,7 @@ class CheckPoint(_PopRecord, frozen=True):
 
 
 class Ack(_PopRecord, frozen=True):
-    """An acknowledgement: the acknowledged messages of a delivery."""
+    """An acknowledgement: the acknowledged messages in a delivery."""
 
     startOffset: _Long  # noqa: N815
     popTime: _Long  # noqa: N815

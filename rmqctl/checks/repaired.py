@@ -1,4 +1,4 @@
-"""Description of the losses of earlier repairs (`rmqctl.store.repair_losses`)."""
+"""Description of the losses from earlier repairs (`rmqctl.store.repair_losses`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
 
 
 def in_words(loss: RepairLoss) -> Phrase:
-    """Describe the losses of a repair: ``22 messages were lost in repair ID``."""
+    """Describe the losses from a repair: ``22 messages were lost in repair ID``."""
     if loss.messages is None:
         return Phrase("the losses of repair {id} are unknown: its record is damaged", id=loss.id)
     parts = []

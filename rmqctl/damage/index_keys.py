@@ -139,8 +139,8 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
     """Return the key of an entry.
 
-    Only the first and the last message of the file have exact store times, from its header
-    (index.md §6).
+    Only the first and the last message in the file have exact store times, which are in the file's
+    header (index.md §6).
     """
     if is_first:
         return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)

@@ -117,7 +117,7 @@ class Export:
 
     @property
     def conditions_shown(self) -> list[str]:
-        """Return the conditions as texts for the manifest."""
+        """Return the conditions as strings for the manifest."""
         values = [(condition, str(condition.value)) for condition in self.conditions]
         return [f"{condition.field} {condition.operator} " + str(
             value if self.redaction is None else self.redaction.condition(condition.field, value))

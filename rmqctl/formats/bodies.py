@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 MAX_DECOMPRESSED = 64 << 20
-"""Maximum size in bytes of a decompressed body, so that a damaged or hostile body cannot fill the
-memory.
+"""Maximum size in bytes of a decompressed body, so that a damaged or hostile body cannot
+exhaust memory.
 """
 MAX_MEMBERS = 10_000
 """Maximum number of gzip members or zstd frames in one body."""

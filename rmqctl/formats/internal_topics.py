@@ -139,7 +139,7 @@ _TRACE_FIELDS = {
 }
 """The fields of each trace type after its name, in the order in which they are written."""
 _MIN_FIELDS = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
-"""The minimum number of fields of each type, which every client writes."""
+"""The minimum number of fields for each type: every client writes at least this many."""
 _OLD_PUB = 12
 """The number of fields in a Pub trace that the earliest clients wrote, without an offsetMsgId."""
 _TRACE_NUMBERS = {"timeStamp", "bodyLength", "costTime", "retryTimes", "contextCode"}

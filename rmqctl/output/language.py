@@ -67,7 +67,7 @@ class Language:
 
     def cell(self, column: str, value: Any) -> Any:
         """Return the value of a table cell in this language. Texts are translated only in columns
-        that are known to contain texts of rmqctl.
+        that are known to contain rmqctl's own texts.
         """
         return self.value(column, value) if column in _TEXTS else self.say(value)
 

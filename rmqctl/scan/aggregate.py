@@ -72,7 +72,7 @@ class Aggregate:
         self.fillers = 0
         """Number of counted messages that `recover` wrote in place of lost bytes."""
         self.replaced = 0
-        """Number of fillers and of messages that `recover` kept with damaged bodies."""
+        """Number of fillers plus messages that `recover` kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
         """Reason why the first unreadable range cannot be read; "" if everything could be read."""

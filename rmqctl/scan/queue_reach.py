@@ -119,7 +119,7 @@ class QueueNumbers:
 
     @property
     def keys(self) -> list[QueueKey]:
-        """The queues, in the order of their numbers."""
+        """The queues, in order of number."""
         return self._queues.by_number
 
     @property

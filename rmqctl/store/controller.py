@@ -93,8 +93,8 @@ def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[EpochSpan]:
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:
-    """Return the broker's identity from the controller mode's file; None if no valid identity can
-    be read. Never raises.
+    """Return the broker's identity from the controller mode file; None if no valid identity can be
+    read. Never raises.
     """
     try:
         return broker_identity.parse(store.read_small(IDENTITY, most=1 << 16))

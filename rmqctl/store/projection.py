@@ -30,7 +30,7 @@ DECODED = ("decoded", "decoded_as", "internal")
 PROBLEM = "decode_problem"
 """Field that is added to a message whose body cannot be decoded in the requested format."""
 OFFSET_MSG_ID = "offset_msg_id"
-"""Another name of ``msg_id``, which distinguishes it from the id that a client creates
+"""Another name for ``msg_id``, which distinguishes it from the id that a client creates
 (``unique_key``).
 """
 _PREVIEW_HEX = 16

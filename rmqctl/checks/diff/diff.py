@@ -219,7 +219,7 @@ class Diff:
         return members.as_dict()
 
     def _epochs(self) -> dict[str, Any] | None:
-        """Compare the epochs of the controller mode; return None if a store has no epochs."""
+        """Compare the controller mode epochs; return None if a store has no epochs."""
         epochs_a, epochs_b = read_epochs(self.a).epochs, read_epochs(self.b).epochs
         if not epochs_a or not epochs_b:
             return None

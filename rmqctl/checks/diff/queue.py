@@ -43,8 +43,8 @@ _WILD = 1 << 62
 
 @dataclass(slots=True)
 class Outside:
-    """Number of messages of one store that are before or after all messages of the other store in
-    their queue.
+    """Number of messages in one store's queue that are before or after all messages in the other
+    store's queue.
     """
 
     before: int = 0

@@ -189,7 +189,7 @@ class Prediction:
     messages; None if unknown.
     """
     messages: int | None = None
-    """Number of intact messages of the log; None if the log was not read completely."""
+    """Number of intact messages in the log; None if the log was not read completely."""
     messages_replaced: int | None = None
     """Number of messages with a matching CRC that are fillers, or that a repair kept with a damaged
     body.
@@ -199,7 +199,8 @@ class Prediction:
     does not count these messages as intact.
     """
     repairs: RepairLosses = field(default_factory=RepairLosses)
-    """Losses of earlier repairs: a start neither restores these messages nor loses them again."""
+    """Losses from earlier repairs: a startup neither restores these messages nor loses them again.
+    """
     in_tier: TierLosses = field(default_factory=TierLosses)
     """Losses of the store's tier, set after the tier was verified."""
     superseded: int = 0

@@ -126,7 +126,7 @@ def _print(stores: _Stores, out: Output) -> None:
 
 @dataclass(eq=False)
 class _Stores:
-    """Collector of the Prometheus library: measures the stores, for one request at a time."""
+    """Collector for the Prometheus library: measures the stores, for one request at a time."""
 
     stores: list[StoreOptions]
     errors: list[RmqctlError] = field(default_factory=list)

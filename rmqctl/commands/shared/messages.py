@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 5
 _MIN_BY_COLUMN = 32
-"""Minimum number of messages in a page for which JSON is created faster column by column."""
+"""Minimum number of messages on a page at which creating JSON column by column is faster."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,

@@ -288,7 +288,7 @@ Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
-    """Return ``sizes`` with the consume queue form of ``--consumequeue``; None: not given."""
+    """Return ``sizes`` with the queue form that ``--consumequeue`` names; unchanged if None."""
     if form is None:
         return sizes
     from rmqctl.broker.queue_form import STORE_TYPES

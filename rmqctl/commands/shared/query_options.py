@@ -15,7 +15,7 @@ from rmqctl.parse_values import parse_time_range
 
 @dataclass(frozen=True, kw_only=True)
 class KeyQuery(OptionGroup):
-    """Options that select messages of a store by key."""
+    """Options that select messages in a store by key."""
 
     topic: RequiredTopic
     key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="Message key.")]

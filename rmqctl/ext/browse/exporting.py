@@ -1,4 +1,4 @@
-"""Export the messages of a list to a new file."""
+"""Export the messages in a list to a new file."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ _LOOK, _IDLE = 1.0, 5
 
 
 class MessageInfo(NamedTuple):
-    """Information on the message of a body: its topic (the original topic if the message is delayed
-    or retried) and all properties.
+    """Information about the message to which a body belongs: its topic (the original topic if the
+    message is delayed or retried) and all its properties.
     """
 
     topic: str

@@ -14,7 +14,9 @@ _MAX_SCHEMA = 16 << 20
 
 
 def _content(path: str, problem: str) -> bytes:
-    """Return the content of a schema file. Raises: UsageError without a path, StoreIOError."""
+    """Return the content of a schema file.
+    Raises: UsageError if ``path`` is empty, StoreIOError.
+    """
     if not path:
         raise UsageError(f"--decode {problem}")
     try:

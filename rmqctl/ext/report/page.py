@@ -73,7 +73,7 @@ class Speech:
         return MaskedText(self.mask.text(shown))
 
     def shown(self, value: Any) -> Any:
-        """Return a value as the template shows it: None as an empty text, and texts masked."""
+        """Return a value as the template shows it: None as an empty string, strings masked."""
         if value is None:
             return ""
         if isinstance(value, MaskedText) or hasattr(value, "__html__"):

@@ -28,7 +28,7 @@ class Headline(NamedTuple):
 
 
 class StoryPart(NamedTuple):
-    """A question of the reader (the title), and the sentences that answer it."""
+    """A reader's question (the title), and the sentences that answer it."""
 
     title: str
     sentences: list[str]

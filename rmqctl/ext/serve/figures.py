@@ -32,7 +32,7 @@ _MAX_QUEUES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Counts since the previous sample. ``seconds``: the time since this sample."""
+    """Counts since the previous sample. ``seconds``: the time since that sample."""
 
     seconds: float
     sent: Mapping[tuple[str, str], int]

@@ -315,8 +315,8 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
 
 def _causes(error: Any) -> Iterator[tuple[str, str]]:
-    """Yield the SQL state ("" if it has none) and the message of a Java exception and of each
-    cause.
+    """For a Java exception and each of its causes, yield the SQL state ("" if there is none) and
+    the message.
     """
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext

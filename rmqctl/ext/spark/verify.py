@@ -49,7 +49,7 @@ def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
 
 def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
         dict[str, Any]]:
-    """Return what would be read: for each store, the number of files, of bytes and of ranges.
+    """Return what would be read: for each store, the number of files, bytes and ranges.
     Raises: NotAStoreError.
     """
     rows = []

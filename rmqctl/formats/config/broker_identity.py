@@ -1,4 +1,4 @@
-"""``brokerIdentity`` of the controller mode: ``cluster#name#id``.
+"""``brokerIdentity``, a file of controller mode: ``cluster#name#id``.
 
 spec: checkpoint-and-small-files.md §5. ``brokerIdentity-temp`` has a fourth part, the code of a
 registration in progress.

@@ -1,4 +1,4 @@
-"""Names of store files: 20 digits are an offset, 17 digits a moment (spec: commitlog.md §1,
+"""Names of store files: 20 digits are an offset, 17 digits a time (spec: commitlog.md §1,
 consumequeue.md §1, index.md §1).
 """
 

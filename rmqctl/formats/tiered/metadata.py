@@ -29,7 +29,7 @@ NEW, SEALED, DELETED = 0, 1, 2
 """The status of a segment; from 5.3.0 on a broker only writes NEW and never reads the status."""
 
 _TABLE = java_concurrent_map.sized(1024)
-"""Number of buckets of a broker's tables, which are created for 1024 keys."""
+"""Number of buckets in a broker's tables, which are created for 1024 keys."""
 _ENTRY = 3
 """Nesting depth of the entries of segments and queues in the file."""
 _CACHED = 1 << 14

@@ -34,7 +34,7 @@ def is_file(shift: int, size: int) -> bool:
 
 
 class Doubts:
-    """Finder of the records of a source's logs that may be part of the body of a damaged record."""
+    """Finds the records in a source's logs that may be part of a damaged record's body."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
@@ -69,8 +69,8 @@ class Doubts:
         self._log(shift)[1].add(start, end)
 
     def met(self, shift: int, start: int, end: int) -> None:
-        """Record that ``[start, end)`` contains consecutive records of a shift. Whether they are
-        messages is decided later.
+        """Record that ``[start, end)`` contains consecutive records with this shift. Whether they
+        are messages is decided later.
         """
         if shift not in self._met and len(self._met) >= _MAX_KEPT:
             self._met.popitem(last=False)

@@ -65,7 +65,7 @@ class Chains:
         self._cuts: dict[tuple[int, int], int | None] = {}
 
     def start(self, shift: int, at: int) -> None:
-        """Note that records of a shift start at ``at``; they may continue the last chain."""
+        """Record that records with this shift start at ``at``; they may continue the last chain."""
         rows = self._rows
         if rows and rows[-4] == shift and (self._is_open or (
                 not rows[-1] and at - rows[-2] in NEXT)):

@@ -56,7 +56,7 @@ class Judge:
         return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
 
     def starts(self, position: int, shift: int) -> bool:
-        """Return whether magic and physical offset at a position match a record of this shift."""
+        """Return whether magic and physical offset at a position match a record with this shift."""
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return False

@@ -128,7 +128,7 @@ class CarvedLog:
         self.end, self._time, self._after = physical + size, time, (source, position + size)
 
     def ordered(self) -> Iterator[tuple[RecordPlace, bool]]:
-        """Yield (place, whether the message keeps its physical offset), in the order of writing."""
+        """Yield (place, whether the message keeps its physical offset), in writing order."""
         yield from ((place, self.keeps) for place in self.places)
         yield from ((place, False) for place in self.tail)
 
@@ -338,8 +338,8 @@ def _best(logs: list[CarvedLog], place: RecordPlace) -> CarvedLog | None:
 
 
 def _ahead(places: Iterator[RecordPlace]) -> Iterator[tuple[RecordPlace, int]]:
-    """Yield each place, with the physical offset of the next place if that is of the same broker,
-    else 2**63.
+    """Yield each place, with the physical offset of the next place if both belong to the same
+    broker, else 2**63.
     """
     last: RecordPlace | None = None
     for place in places:

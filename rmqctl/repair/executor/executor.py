@@ -364,7 +364,7 @@ class RootLocks:
             self._more = stack.pop_all()
 
     def hold_around(self, folders: Sequence[str]) -> None:
-        """Lock the stores that contain the given folders, too. Raises: StoreHeldError."""
+        """Also lock the stores that contain the given folders. Raises: StoreHeldError."""
         held = (self.root, *self.broker_roots,
                 *stores_around(self._around, (self.root, *self.broker_roots)))
         for root in stores_around(folders, held):

@@ -93,7 +93,7 @@ def _is_log(target: str) -> bool:
 def forget(root: str, repair_id: str, *, note: bool = False) -> None:
     """Give up a repair and delete its files, under the root's lock. Raises: StoreIOError.
 
-    ``note``: whether to delete the note of its losses, too.
+    ``note``: whether to also delete the note about its losses.
     """
     folder = repair_folder(root, repair_id)
     if not note:
@@ -103,7 +103,7 @@ def forget(root: str, repair_id: str, *, note: bool = False) -> None:
 
 
 def _keep_note(root: str, repair_id: str) -> None:
-    """Copy the note of a repair's losses to its permanent path."""
+    """Copy the note about a repair's losses to its permanent path."""
     path = os.path.join(repair_folder(root, repair_id), NOTE)
     if not is_regular(path) or state_of(root, repair_id)[0] == "undone":
         return

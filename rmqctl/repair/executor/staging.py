@@ -183,8 +183,8 @@ class Staging:
                           folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _digest_of_moved(self, path: str) -> str:
-        """Return the digest of a regular file; an empty text for anything else, or if the files to
-        digest have more than `_MAX_DIGESTED` bytes in total.
+        """Return the digest of a regular file. Return an empty string for anything else, or if the
+        files to digest have more than `_MAX_DIGESTED` bytes in total.
         """
         if not is_regular(path):
             return ""

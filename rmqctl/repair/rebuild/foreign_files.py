@@ -154,6 +154,6 @@ def _moved_aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
 
 
 def _bytes_of(path: str) -> int | None:
-    """Return the length of a file; None for a folder, a link and other kinds."""
+    """Return the length of a file; None for a folder, a link or anything else."""
     return _size(path) if os.path.isfile(path) and not os.path.islink(path) else None
 

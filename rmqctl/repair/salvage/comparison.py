@@ -215,7 +215,7 @@ class _Pass(PhysicalPass):
         self._theirs(their_batch, other)
 
     def _ours(self, batch: Batch, rows: Array) -> None:
-        """Note the fillers among our records that the source does not have."""
+        """Record the fillers in our log that the source does not have."""
         rows = rows[fillers(batch)[rows]] if len(rows) else rows
         if len(rows):
             offset = batch.offset[rows]

@@ -297,7 +297,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 def _agreement(stretch: EmptyRange) -> str:
     """Describe how many of this store's entries, index keys and records agree with the source.
 
-    The text is empty if none of them agrees.
+    Return an empty string if none of them agree.
     """
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),

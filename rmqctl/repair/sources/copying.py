@@ -37,7 +37,7 @@ def widen(parts: list[LogPart], start: int, end: int) -> None:
 
 
 class Copying:
-    """Writer of copied bytes to the files of a planned log.
+    """Writes copied bytes to the files of a planned log.
 
     ``scratch``: folder for new files; if None, all bytes are kept in memory.
     """

@@ -101,8 +101,8 @@ class LogSource:
 
 @dataclass(slots=True)
 class Opener:
-    """Opener of the sources of `--from` for the store ``ours``. Messages are written to a log in
-    ``scratch``.
+    """Opens the sources that `--from` names, for the store ``ours``. Messages are written to a log
+    in ``scratch``.
     """
 
     ours: Store

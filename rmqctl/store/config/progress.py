@@ -58,7 +58,7 @@ class ConsumerProgress:
         return cls(tuple(commits), delayed, read)
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Return the offsets of the groups; the keys are group, topic and queue id."""
+        """Return the offsets of the groups, keyed by group, topic and queue id."""
         groups: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
             groups.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset

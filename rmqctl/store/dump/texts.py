@@ -1,4 +1,4 @@
-"""`dump` of small files: checkpoint pages, JSON of ``config/``, text files."""
+"""`dump` of small files: checkpoint pages, JSON files in ``config/``, text files."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Tracked:
 
 
 class Tracker:
-    """Finds the groups that consumed a message of one store, and the copies that they sent back."""
+    """Finds the groups that consumed a message in one store, and the copies that they sent back."""
 
     def __init__(self, store: Store, groups: StoredOffsets, report: Report) -> None:
         self._store, self._groups, self._report = store, groups, report

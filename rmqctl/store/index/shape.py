@@ -47,7 +47,7 @@ sample is checked.
 _SAMPLE = 48
 _TRIED_ELSEWHERE = 64
 _STEP = 4096
-"""Number of bytes that are skipped after a read error of the disk."""
+"""Number of bytes that are skipped after a disk read error."""
 _MIN_SHARE = 0.5
 """Minimum share of the slots and entries of a damaged file that must match a shape."""
 _UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "

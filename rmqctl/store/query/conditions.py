@@ -244,7 +244,7 @@ def _comparable(text: str, other: str) -> tuple[Any, Any]:
 def tags_of(expression: str) -> tuple[str, ...]:
     """Return the tags of a consumer's subscription (``A || B``).
 
-    Raises: UsageError for an empty text.
+    Raises: UsageError for an empty expression.
     """
     tags = tuple(part.strip() for part in expression.split("||") if part.strip())
     if not tags:

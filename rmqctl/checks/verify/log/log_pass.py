@@ -142,7 +142,7 @@ class LogPass:
             self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: UnreadRange) -> None:
-        """Count unreadable bytes of a file as damaged."""
+        """Count unreadable bytes in a file as damaged."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
             self.result.entries.passed()

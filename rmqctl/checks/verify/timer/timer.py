@@ -285,7 +285,7 @@ class TimerRecords:
 
     def _compare(self, units: Array, rows: Array, number: Array, batch: Batch,
                  precision: int) -> Iterator[Wrong]:
-        """Compare units with records of a batch. ``rows``: indices of the units. ``number``:
+        """Compare units with records in a batch. ``rows``: indices of the units. ``number``:
         indices of their records.
         """
         timer, size = _is_timer(batch)[number], batch.column("total_size")[number]

@@ -52,7 +52,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
 def _name(value: Any) -> str:
     """Return ``value`` if it is a valid name.
 
-    Return an empty text if ``value`` is not text, is too long or cannot be encoded.
+    Return an empty string if ``value`` is not a string, is too long or cannot be encoded.
     """
     text = value if isinstance(value, str) and len(value) <= _MAX_NAME else ""
     return "" if _SURROGATE.search(text) else text

@@ -152,7 +152,7 @@ def _tags(expression: str) -> frozenset[str]:
 
 
 def _poll_s(caller: Caller, request: Any) -> float:
-    """Return the maximum seconds for which the request may wait."""
+    """Return the maximum time in seconds that the request may wait."""
     wanted = _POLL_S
     if request.HasField("long_polling_timeout"):
         wanted = milliseconds(request.long_polling_timeout) / 1000

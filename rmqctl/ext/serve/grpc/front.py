@@ -376,7 +376,7 @@ class Pipe(asyncio.Protocol):
             self._transport.write(data)
 
     def over(self, stream: int) -> None:
-        """Record the end of a call, which the core has answered or the client has reset."""
+        """Record the end of a call that the core has answered or the client has reset."""
         call = self._calls.pop(stream, None)
         if call is not None:
             self._unfinished -= call.came

@@ -170,7 +170,7 @@ class PropertyBuilder:
 
 
 def _group(names: list[str], name: str) -> int:
-    """Return the number of the pattern's group that has a property's value; 0 if the property is
-    missing.
+    """Return the number of the pattern's group that captures a property's value; 0 if the property
+    is missing.
     """
     return names.index(name) + 1 if name in names else 0

@@ -186,7 +186,7 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 def write_binary(header: Header) -> bytes:
-    """Return a header of kind `BINARY` as bytes; empty texts are written like missing ones."""
+    """Return a header of kind `BINARY` as bytes; empty strings are written like missing ones."""
     remark = (header.remark or "").encode()
     ext = b"".join(_NAME.pack(len(name)) + name + _VALUE.pack(len(value)) + value
                    for name, value in ((name.encode(), value.encode())

@@ -74,7 +74,7 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
 
 def put_schema(names: Sequence[str]) -> pa.Schema:
-    """Return a schema with those columns of ``names`` that a new message uses."""
+    """Return a schema with those columns in ``names`` that a new message uses."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in _PUT if name in names])
 
 

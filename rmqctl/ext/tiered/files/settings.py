@@ -49,7 +49,7 @@ class TierSettings:
 
     @property
     def shape(self) -> index.TieredIndexShape:
-        """Numbers of slots and items of an index file."""
+        """Numbers of slots and items in an index file."""
         return index.TieredIndexShape(self.index_slots, self.index_max)
 
     @property

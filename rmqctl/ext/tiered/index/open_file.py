@@ -38,7 +38,7 @@ _KEPT = 1 << 17
 next commit.
 """
 _PAGE = 512
-"""Number of slots of a page (4 KiB), which is written as a unit."""
+"""Number of slots in a page (4 KiB), which is written as a unit."""
 _BRIDGED = 8
 """Maximum number of clean pages between two dirty pages that are written in the same call."""
 _WRITTEN = 1 << 17

@@ -101,7 +101,7 @@ def gathered(records: Iterable[Record]) -> Iterator[Page]:
 
 
 class FaultReport:
-    """Reports the first faults of a queue one by one, and then the number of further faults."""
+    """Reports the first faults in a queue one by one, and then the number of further faults."""
 
     def __init__(self, queue: str, report: Report) -> None:
         self._queue, self._report = queue, report

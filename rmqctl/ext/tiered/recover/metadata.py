@@ -33,7 +33,7 @@ _MAX_IDS = 1 << 16
 
 @dataclass(slots=True)
 class MetadataChanges:
-    """Number of changed entries of a metadata file, for each kind of change."""
+    """Number of changed entries in a metadata file, for each kind of change."""
 
     counts: dict[str, int] = field(default_factory=dict)
 

@@ -99,7 +99,7 @@ class _Entries:
     hashes: frozenset[int]
     rows: Sequence[FoundRow]
     tags: str | None = None
-    """Tags of another message in the queue that has this tags code."""
+    """Tags of another message that has this tags code and is in the same queue."""
 
     def agrees(self, record: Record) -> bool:
         return (self.code is None or _code(record) == self.code) and (
