@@ -59,9 +59,7 @@ _LATEST: list[tuple[Batch, PropertySegments]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
-    """Return the rules of a version, adapted to the settings in the store's broker.conf, if
-    known.
-    """
+    """Return the rules for a version, adapted to the store's broker.conf if that is known."""
     forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
     return replace(version, forces_property_crc=forced)
 

@@ -19,7 +19,7 @@ MAX_LOG_SIZE = 4 << 30
 to write queues and index into a temporary folder.
 """
 _MAX_FILLS = 8
-"""Maximum number of fillers at which a truncation is tried, starting with the last filler of the
+"""Maximum number of fillers at which a truncation is tried, starting with the last filler in the
 log.
 """
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})

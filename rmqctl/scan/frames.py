@@ -304,7 +304,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch from several batches of the same buffer, in the order of their frames."""
+    """Return one batch that combines several batches of the same buffer, in frame order."""
     if len(batches) == 1:
         return batches[0]
     first, start = batches[0], np.concatenate([batch.start for batch in batches])

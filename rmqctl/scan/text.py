@@ -94,7 +94,7 @@ def texts_of(raw: Sequence[bytes]) -> Texts:
 
 
 def topics(batch: Batch) -> Texts:
-    """Return the topic of each message, in the order of the batch."""
+    """Return the topic of each message, in batch order."""
     return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 

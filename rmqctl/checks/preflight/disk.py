@@ -146,7 +146,7 @@ def _hours(delete_when: str) -> tuple[list[int], str | None]:
 
 
 class FileSystem:
-    """A file system: its used and usable bytes, from which a broker computes the ratio."""
+    """A file system: its used and usable bytes, from which a broker computes its disk usage."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
         about = vfs.statvfs(folder)

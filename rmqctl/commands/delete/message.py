@@ -1,4 +1,4 @@
-"""``rmqctl delete message``: erase messages by id, property or a list."""
+"""``rmqctl delete message``: erase messages selected by id, by property or by a list."""
 
 from __future__ import annotations
 

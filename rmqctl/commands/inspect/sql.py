@@ -1,4 +1,4 @@
-"""``rmqctl sql``: query the tables of stores in this process."""
+"""``rmqctl sql``: query the tables of stores with SQL, within this process."""
 
 from __future__ import annotations
 

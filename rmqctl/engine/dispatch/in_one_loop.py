@@ -49,7 +49,7 @@ class LeadPass:
         self._keys: Array = np.empty((2, 0), np.int64)
 
     def over(self, data: Array, base: int, at: int, end: int) -> int:
-        """Process the messages of ``data`` from position ``at`` on; return the position after the
+        """Process the messages in ``data`` from position ``at`` on; return the position after the
         last processed one (see `Walk.intact`).
         """
         if self._limit is not None:

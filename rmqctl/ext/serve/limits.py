@@ -189,7 +189,7 @@ class AddressConnections:
         return True
 
     def leave(self, holder: Holder) -> None:
-        """Free the place of a connection."""
+        """Remove a connection, so that another can take its place."""
         neighbours = self._of[holder.host]
         del neighbours[holder]
         self._taken -= 1

@@ -57,8 +57,8 @@ class Bulk:
 
     @property
     def time(self) -> int:
-        """Return the store time (ms) of the last filler: the latest time passed to `later`, or else
-        the region's.
+        """Return the store time (ms) of the last filler: the latest time passed to `later`, or
+        the region's time if there is none.
         """
         return self.times[-1][1] if self.times else self.region.time
 

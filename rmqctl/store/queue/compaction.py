@@ -37,7 +37,7 @@ _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
-"""The note on a topic or queue that is read from the compaction log."""
+"""The note about a topic or queue that is read from the compaction log."""
 _NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20

@@ -69,7 +69,7 @@ class Between(NamedTuple):
         return abs(time - stored) > 64 * (self.high - self.low)
 
     def meets(self, key: IndexedKey) -> bool:
-        """Return whether an allowed time is in the second of an index entry."""
+        """Return whether an allowed time is in the second that an index entry records."""
         return self.low < key.time + _SECOND and key.time <= self.high
 
     def may_be(self, time: int) -> bool:
