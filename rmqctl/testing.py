@@ -270,8 +270,8 @@ class RocketMQ:
         self._order("resume")
 
     def stop(self) -> Fault:
-        """Stop the server as a broker stops. Its store is kept, and its port is free until
-        `start`.
+        """Stop the server the way a broker is shut down. Its store is kept, and its port is free
+        until `start`.
         """
         return self._fault(self.start, "stop")
 

@@ -447,7 +447,7 @@ def getsize(path: str) -> int:
 
 
 def access(path: str, mode: int) -> bool:
-    """Behave as `os.access`; files in mounted places cannot be written."""
+    """Behave like `os.access`; files in mounted places cannot be written."""
     if _find(path) is None:
         return os.access(path, mode)
     return _has(path) and not mode & os.W_OK
@@ -509,7 +509,7 @@ def normpath(path: str | os.PathLike[str]) -> str:
 
 
 def relpath(path: str, start: str) -> str:
-    """Behave as `os.path.relpath`. In a mounted place, ``path`` must be below ``start``."""
+    """Behave like `os.path.relpath`. In a mounted place, ``path`` must be below ``start``."""
     if is_remote(path) or is_remote(start):
         return path.removeprefix(f"{start}/")
     return os.path.relpath(path, start)

@@ -347,12 +347,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
 
 
 def _files(value: Any) -> dict[str, Held]:
-    """Parse the JSON object of stored files by path. Raises: ValueError, TypeError."""
+    """Parse the JSON object that lists stored files by path. Raises: ValueError, TypeError."""
     return {file: _held(*held) for file, held in value.items()}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Parse the JSON object of a point's settings. Raises: ValueError, TypeError."""
+    """Parse the JSON object that contains a point's settings. Raises: ValueError, TypeError."""
     for name, setting in value.items():
         kind = SETTINGS[name]
         if type(setting) is not kind or (isinstance(setting, int) and not 0 <= setting < 1 << 40):

@@ -93,8 +93,8 @@ def _order(left: Scalar, right: Scalar) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Compare as ``=``. The result is True for two nulls, null if only ``left`` is null, and False
-    if only ``right`` is null.
+    """Compare like ``=``. The result is True for two nulls, null if only ``left`` is null, and
+    False if only ``right`` is null.
     """
     if left is None:
         return True if right is None else None

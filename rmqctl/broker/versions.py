@@ -42,7 +42,7 @@ class BrokerVersion:
     ensures_unique_key: bool
     body_room: int
     """Number of bytes by which a record may exceed ``max_message_size``. If not 0, the body alone
-    may not exceed ``max_message_size``.
+    must not exceed ``max_message_size``.
     """
     timer: bool
     batch_queues: bool

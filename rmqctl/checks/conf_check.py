@@ -1,4 +1,4 @@
-"""Checks of a broker's configuration file, alone and against its store."""
+"""Checks of a broker's configuration file, on its own and against its store."""
 
 from __future__ import annotations
 

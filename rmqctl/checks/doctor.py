@@ -93,9 +93,7 @@ class Diagnosis:
 
     @property
     def damaged(self) -> list[DamageKind]:
-        """Return the findings by category, the worst first; findings of severity "info" are
-        omitted.
-        """
+        """Return the findings by category, worst first; findings of severity "info" are omitted."""
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)
@@ -122,8 +120,8 @@ class Diagnosis:
 
     @property
     def earlier(self) -> int:
-        """Return the number of messages of earlier queues, according to the findings. Consumers do
-        not receive these messages.
+        """Return the number of messages from earlier queues of the same name, according to the
+        findings. Consumers do not receive these messages.
         """
         return sum(finding.count for finding in self.findings.findings
                    if finding.category == "cq-earlier")
@@ -221,7 +219,7 @@ class Diagnosis:
 
     @property
     def repaired(self) -> Phrase | None:
-        """Return a sentence about the losses of earlier repairs of the log and the tier; None if
+        """Return a sentence about the losses from earlier repairs of the log and the tier; None if
         nothing was lost.
         """
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words

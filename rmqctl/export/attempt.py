@@ -121,7 +121,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Return a context manager that converts errors of the operating system to WriteError."""
+        """Return a context manager that converts operating system errors to WriteError."""
         try:
             yield
         except OSError as error:

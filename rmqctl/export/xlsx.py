@@ -17,7 +17,7 @@ from rmqctl.scan.columns import dict_column
 MAX_ROWS = (1 << 20) - 1
 """Maximum rows of a sheet, not counting its header."""
 MAX_CELL = 32_767
-"""Maximum characters of a cell."""
+"""Maximum number of characters in a cell."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
 """First and last epoch ms that Excel can show as a date: 1900 to 9999."""

@@ -39,7 +39,7 @@ _BROKERS_OWN = frozenset({"commitlog", "consumequeue", "index", "batchconsumeque
                           "consumequeue_ext"})
 _ZEROS = bytes(1 << 16)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-"""Error numbers of a file system that does not support files without a name."""
+"""Error numbers from file systems that do not support files without a name."""
 _NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
 """Error numbers of a file system that cannot link an unnamed file to a name."""
 _STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -104,7 +104,7 @@ def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> EntryHeadRecord:
-    """Return the entry header at ``data[position:]`` through construct.
+    """Return the entry header at ``data[position:]``, parsed with construct.
 
     Raises: FormatError if it is invalid.
     """

@@ -56,8 +56,8 @@ class Fixed(Generic[T]):
         return record
 
     def decode(self, data: bytes | memoryview, position: int = 0, base: int = 0) -> T:
-        """Return the unit at ``data[position:]`` through the derived struct, with the same result
-        as `parse`.
+        """Return the unit at ``data[position:]``, parsed with the derived struct, with the same
+        result as `parse`.
         """
         available = len(data) - position if position >= 0 else 0
         if available < self.size:

@@ -21,7 +21,7 @@ _V2_SEPARATOR = "+"
 """Separator of group and topic in the name of a POP retry topic of 5.x; no group name contains
 it."""
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
-"""Topics in which messages of other topics wait."""
+"""Topics in which messages for other topics wait."""
 _POP = {"ck": "pop-checkpoint", "ack": "pop-ack", "bAck": "pop-batch-ack"}
 _POP_NAMES = {
     "so": "startOffset", "pt": "popTime", "it": "invisibleTime", "bm": "bitMap", "n": "num",

@@ -1,4 +1,4 @@
-"""Metrics in the text format of Prometheus, for an HTTP response or a file of node_exporter's
+"""Metrics in the Prometheus text format, for an HTTP response or a file for node_exporter's
 textfile collector.
 """
 

@@ -137,7 +137,7 @@ class Sink:
             remaining = remaining[len(remaining) if done is None else done:]
 
     def flush(self) -> None:
-        """Pass all data written so far on to the operating system."""
+        """Pass all data written so far to the operating system."""
         if self._stream is not None:
             self._guard((self._buffer or self._stream).flush)
 

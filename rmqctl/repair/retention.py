@@ -106,8 +106,8 @@ class Retention:
 
     @property
     def unread_messages(self) -> int | None:
-        """Return the number of expiring messages that a group has not read, as a sum over all
-        groups; None if unknown.
+        """Return the number of expiring messages that a group has not read, summed over all groups;
+        None if unknown.
         """
         return None if self.unread is None else sum(
             sum(places.values()) for places in self.unread.values())

@@ -143,7 +143,7 @@ def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing |
 
 
 def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
-    """Yield the op messages. In 5.x, an op message names many half messages of a queue, before 5.x
+    """Yield the op messages. In 5.x, an op message names many half messages of a queue; before 5.x,
     only one.
     """
     by_queue: dict[int, list[Transaction]] = {}

@@ -120,7 +120,7 @@ class TagsCodes:
 
     def set_deliver_times(self, properties: text.PropertySegments, delayed: Array,
                           store_timestamp: Array, out: Array) -> None:
-        """Replace the tag hashes of delayed messages with their deliver times."""
+        """Replace the tag hashes of delayed messages with their delivery times."""
         row, levels = properties.find(props.DELAY)
         for message, level in zip(row.tolist(), levels.tolist(), strict=True):
             if not delayed[message]:

@@ -69,7 +69,9 @@ class KeyNumbers:
         return len(self._by_number)
 
     def __reduce__(self) -> Any:
-        """Return the data to rebuild the object in another process: the keys, in the same order."""
+        """Return the data from which another process can rebuild the object: the keys, in the same
+        order.
+        """
         return (_learned, (self.by_number,)) if self._open else (KeyNumbers, (self.by_number[:-1],))
 
     @property

@@ -27,7 +27,9 @@ COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "ro
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 LONG_TRANSACTIONS = "transactions-of-long-topics"
 MAX_V1_TOPIC = 127
-"""Maximum bytes of a topic name in a v1 record; longer names need the feature `LONG_TOPICS`."""
+"""Maximum length in bytes of a topic name in a v1 record; longer names need the feature
+`LONG_TOPICS`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
 """For each file of ``config/``: the database that replaces it."""
 CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity",
                     "brokerIdentity-temp")
-"""The files of the controller mode in a store; the first two show that a store was in that mode."""
+"""The controller mode files in a store; the first two show that a store was in that mode."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"

@@ -289,7 +289,7 @@ class Store(Closing):
 
     @cached_property
     def repair_losses(self) -> RepairLosses:
-        """The losses of earlier repairs of this store that no filler shows."""
+        """The losses from earlier repairs of this store that no filler shows."""
         from rmqctl.store.repair_losses import repair_losses  # look-ups rarely need it
 
         cut = self.cut_off

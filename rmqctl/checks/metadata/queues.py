@@ -56,7 +56,7 @@ class ReadableQueues:
 
     @cached_property
     def with_messages(self) -> dict[str, list[int]]:
-        """Return, by topic, the ids of queues with at least one entry, also for system topics."""
+        """Return, by topic (including system topics), the ids of queues with at least one entry."""
         ids_by_topic: dict[str, list[int]] = {}
         try:
             keys = [key for key, queue in self._store.known_queues.items() if queue.exists]

@@ -1,5 +1,5 @@
-"""Checks of configuration in RocksDB: the databases, their entries, and how a startup would change
-them (rocksdb.md §4, §7, §10).
+"""Checks of the configuration in RocksDB: the databases, their entries, and how a startup would
+change them (rocksdb.md §4, §7, §10).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the files of the controller mode: epochs and the broker's identity (dledger.md §8)."""
+"""Checks of the controller mode files: epochs and the broker's identity (dledger.md §8)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Default(NamedTuple):
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the user's configuration file, which may not exist."""
+    """Return the path of the user's configuration file, which might not exist."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".config")

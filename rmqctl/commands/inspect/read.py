@@ -1,4 +1,4 @@
-"""``rmqctl read``: print messages of a topic's queues, or the whole log in order."""
+"""``rmqctl read``: print messages from a topic's queues, or the whole log in order."""
 
 from __future__ import annotations
 

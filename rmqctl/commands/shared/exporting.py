@@ -1,4 +1,4 @@
-"""Shared parts of the export commands: options, the run, and notes on the result."""
+"""Parts shared by the export commands: options, the run, and notes on the result."""
 
 from __future__ import annotations
 

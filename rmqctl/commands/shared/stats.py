@@ -188,7 +188,7 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def document_of(figures: StatsFigures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
-    """Return the figures as a JSON object, with the rows ``shown`` out of ``groups`` rows."""
+    """Return the figures as a JSON object. ``shown``: its rows; ``groups``: number of all rows."""
     from rmqctl.store.stats import total
 
     document = {

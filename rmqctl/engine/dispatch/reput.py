@@ -186,7 +186,7 @@ class Dispatcher:
         self.apply(self._deriver.derive(batch), bit_maps)
 
     def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:
-        """Write derived entries. Calls must be in the order of the log.
+        """Write derived entries. Calls must be in log order.
 
         The entries may come from another deriver, whose topics have other numbers.
         """

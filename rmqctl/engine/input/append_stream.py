@@ -199,7 +199,7 @@ class Convert(Protocol):
         """Return the message of a line."""
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Message]:
-        """Return the messages of many lines."""
+        """Return the messages in many lines."""
 
 
 _TOGETHER = 256

@@ -98,7 +98,7 @@ class OutgoingList(Sequence[Outgoing]):
 
 
 class BatchItem(msgspec.Struct, gc=False):
-    """A message of a batch, with the fields that may differ between the messages of the batch."""
+    """A message in a batch, with the fields that may differ from message to message."""
 
     body: bytes
     properties: str = ""

@@ -88,8 +88,8 @@ def batch_properties(own: str, shared: str) -> bytes:
 
 
 def moved(message: M, properties: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
-    """Move the message to another topic and queue; keep the original ones in ``REAL_TOPIC`` and
-    ``REAL_QID``.
+    """Move the message to another topic and queue; keep the original topic and queue in
+    ``REAL_TOPIC`` and ``REAL_QID``.
     """
     properties.put(props.REAL_TOPIC, message.topic)
     properties.put(props.REAL_QUEUE_ID, str(message.queue_id))

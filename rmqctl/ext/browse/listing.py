@@ -443,7 +443,7 @@ class QueueListing:
 
 @dataclass
 class RecordListing:
-    """A list of given messages, in their order."""
+    """A list of given messages, in the given order."""
 
     title: str
     records: Sequence[Record]

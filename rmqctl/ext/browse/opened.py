@@ -213,7 +213,9 @@ class BrowsedStore:
                 reader.close()
 
     def another(self) -> StoreView:
-        """Return a reader for a long scan, on the same state of the store. The caller closes it."""
+        """Return a second reader of the same state of the store, for a long scan. The caller closes
+        it.
+        """
         reader = self.reader
         with reader.guard:  # values that a store caches are not computed by two threads
             store = reader.store

@@ -16,9 +16,9 @@ from rmqctl.formats.budget import Budget, BudgetError
 
 _DECIMAL, _BOUNDED = "decimal", "rmqctl-decimal"
 _MAX_DECIMAL = 1024
-"""Maximum bytes of a decimal (2,466 digits)."""
+"""Maximum size of a decimal in bytes (2,466 digits)."""
 _MAX_VARINT = 10
-"""Maximum bytes of a 64-bit integer."""
+"""Maximum size of a 64-bit integer in bytes."""
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:

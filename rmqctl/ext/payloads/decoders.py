@@ -49,7 +49,7 @@ def decoder(spec: str) -> Decoder:
 
 
 def names() -> list[str]:
-    """Return all decoder names in the form that users type, without plug-ins."""
+    """Return the names of all decoders except plug-ins, in the form that users type."""
     return [*_PLAIN, "avro:SCHEMA", "protobuf:DESC#TYPE", "python:module.function"]
 
 

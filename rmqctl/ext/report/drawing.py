@@ -331,7 +331,7 @@ def _square(path: Any, row: int, column: int) -> Any:
 @contextmanager
 def _figure(shape: ChartShape, height: float,
             layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
-    """Yield a matplotlib figure of ``height`` inches, which needs no window."""
+    """Yield a matplotlib figure that is ``height`` inches high and needs no window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # silence its notes on caches and fonts
     from matplotlib import rc_context
     from matplotlib.figure import Figure

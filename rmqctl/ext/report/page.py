@@ -33,7 +33,7 @@ from rmqctl.scan.frames import DAMAGED
 from rmqctl.store.log.commit_log import CommitLog
 
 MAX_ROWS = 200
-"""Maximum rows of a table of topics or groups."""
+"""Maximum number of rows in a table of topics or groups."""
 MAX_QUEUES = 2000
 _FIRST_ROWS = 25
 _PER_KIND = 12

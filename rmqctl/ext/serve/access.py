@@ -19,7 +19,9 @@ from rmqctl.scan.source import FileSource
 
 _MAX_SIZE = 1 << 16
 _REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""The prefix of the error text of a refused request, as from a broker; clients search for it."""
+"""The prefix of the error text for a refused request, the same as a broker's; clients search for
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

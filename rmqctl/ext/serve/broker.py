@@ -160,7 +160,7 @@ class Broker:
     on_event: Callable[..., None] = lambda **_: None
     """Callback for events, called with an event's fields as keyword arguments."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
-    """Callback for unexpected errors of handlers."""
+    """Callback for unexpected errors in handlers."""
     waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
     """The limit on waiting requests. A large request counts as several (see `pulling.Waiting`)."""
     pops: Any = field(init=False)

@@ -192,7 +192,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the topics in which most messages were stored, with messages per second."""
+    """Return at most ``most`` topics, busiest first, each with its stored messages per second."""
     chosen = nlargest(most, second.sent.items(), key=lambda row: row[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]

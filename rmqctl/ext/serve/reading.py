@@ -83,7 +83,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> Iterator[bytes | memoryview]:
-        """The records one by one."""
+        """The records, one by one."""
         for part in self.parts:
             at = 0
             while at < len(part):

@@ -28,7 +28,7 @@ turns.
 ROUND_S = 0.005
 """Maximum seconds for answering requests before the event loop checks for new data."""
 _MAX_COST_S = 0.005
-"""Maximum seconds for which a turn is charged. A turn that was long by chance then delays the
+"""Maximum number of seconds charged for a turn. A turn that was long by chance then delays the
 connection's next turn only a little.
 """
 ROUND_BYTES = 1 << 20

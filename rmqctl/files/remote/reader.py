@@ -368,7 +368,7 @@ def _entry(name: str, row: dict[str, Any]) -> FileOrFolder:
 
 
 def changed_at(row: dict[str, Any]) -> int:
-    """Return the time of the last change in ms; 0 if the driver does not report it."""
+    """Return the time of the last change (ms); 0 if the driver does not report it."""
     for key in _TIMES:
         value = row.get(key)
         if isinstance(value, str):

@@ -87,7 +87,7 @@ def _judge(size: int, bit_map_size: int, where: int) -> None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
-    """Return the unit at ``data[position:]`` through construct.
+    """Return the unit at ``data[position:]``, parsed with construct.
 
     Raises: FormatError that names field and offset.
     """

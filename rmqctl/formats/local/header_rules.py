@@ -26,7 +26,7 @@ QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
 """Categories of faults that are visible in a record's header alone."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
-"""Faults that make a client's decoder drop this and every following message of a pull."""
+"""Faults that make a client's decoder drop the faulty message and all later messages in a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 """Width in bits of the numeric properties that a broker parses when it checks a record.
 ``DELAY_BITS``: width of DELAY. ``INNER``: widths of the two properties of an inner batch.

@@ -316,8 +316,8 @@ def _cut_in_head(have: int, shape: tuple[int, int], where: int) -> FormatError:
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int | None = None) -> Record:
-    """Return the record at ``data[position:]`` through the derived struct, with the same result as
-    `parse`.
+    """Return the record at ``data[position:]``, parsed with the derived struct, with the same
+    result as `parse`.
     """
     where = position if base is None else base + position
     end = len(data)

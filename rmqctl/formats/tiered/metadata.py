@@ -31,7 +31,7 @@ NEW, SEALED, DELETED = 0, 1, 2
 _TABLE = java_concurrent_map.sized(1024)
 """Number of buckets in a broker's tables, which are created for 1024 keys."""
 _ENTRY = 3
-"""Nesting depth of the entries of segments and queues in the file."""
+"""Nesting depth of the entries for segments and queues in the file."""
 _CACHED = 1 << 14
 """Maximum number of cached entry texts, about 6 MiB in total."""
 

@@ -190,7 +190,7 @@ class Order:
         self.size += int(sizes.sum())
 
     def _extend(self, rows: Array) -> None:
-        """Note the ends of messages that are not misplaced."""
+        """Record the ends of messages that are not misplaced."""
         rows = rows[rows["is_late"] == 0]
         np.maximum.at(reach := np.array(self._reach, np.int64), rows["broker"],
                       rows["physical"] + rows["size"])

@@ -57,7 +57,7 @@ _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
 _BY_TOPIC_AND_GROUP = (("consumerOrderInfo.json", ("table",)),)
 _GROUPS_OF_TOPICS = {"messageRequestMode.json": ("messageRequestModeMap", ""),
                      "consumerFilter.json": ("filterDataByTopic", "groupFilterData")}
-"""Topic tables with entries of groups, and the field that contains these entries ("": the topic's
+"""Topic tables with entries for groups, and the field that contains these entries ("": the topic's
 entry itself).
 """
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)

@@ -148,7 +148,7 @@ def _blocks(fd: int, low: int, high: int, path: str) -> Iterator[tuple[int, byte
 
 
 def _copy(source: int, low: int, high: int, name: str, target: int, to: int, path: str) -> None:
-    """Copy into a new file, leaving blocks of zeros as holes."""
+    """Copy bytes ``[low, high)`` into a new file, leaving blocks of zeros as holes."""
     for place, data in _blocks(source, low, high, name):
         if data.count(0) != len(data):
             write_all(target, data, to + place - low, path)

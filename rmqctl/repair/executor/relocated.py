@@ -318,8 +318,8 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[StepRecord], number: int, folder: str) -> str:
-    """Return the current path of a further staging folder. ``number``: its number; ``folder``: the
-    path under which it was created.
+    """Return the current path of an additional staging folder. ``number``: its number; ``folder``:
+    the path under which it was created.
     """
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:

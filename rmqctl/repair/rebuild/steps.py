@@ -136,7 +136,7 @@ class _Queue:
         self.target = os.path.join(self.folder, key[0], str(key[1]))
 
     def older(self, files: list[StoreFile]) -> set[str]:
-        """Return the store's files of the queue that are before the first rebuilt file and contain
+        """Return the queue's files in the store that come before the first rebuilt file and contain
         only entries of expired messages.
         """
         folder = os.path.join(self.rebuilt.root, self.target)

@@ -50,7 +50,7 @@ from rmqctl.scan.crc_fix import ByteChange, one_bit, one_byte, syndromes
 Correct = Literal["bit", "byte", "off"]
 MAX_CHANCE = 1e-4
 MAX_WRONG = 0.01
-"""Limit of the expected number of wrong corrections in one repair."""
+"""Limit on the expected number of wrong corrections in one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """Number of changes tried for each byte, and for the CRC, which may be damaged itself."""

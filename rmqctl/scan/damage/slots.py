@@ -39,8 +39,8 @@ range.
 """
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
-"""The missing messages of a run of frames are added up with those of the ``_RUNS_AHEAD`` runs
-before it. At most ``_MAX_RUNS`` runs are examined.
+"""The missing messages of a run of frames are added to those of the ``_RUNS_AHEAD`` runs before it.
+At most ``_MAX_RUNS`` runs are examined.
 """
 _LIGHT = LMQ_PREFIX.encode()
 

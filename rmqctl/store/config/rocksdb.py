@@ -19,7 +19,7 @@ from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
 from rmqctl.store.rocksdb.database import Database
 
 MAX_SIZE = 64 << 20
-"""Maximum total bytes of the keys and values that are read from a configuration database."""
+"""Maximum total size in bytes of the keys and values read from a configuration database."""
 TABLES = {"topics.json": (layout.TOPICS, "topicConfigTable"),
           "subscriptionGroup.json": (layout.GROUPS, "subscriptionGroupTable"),
           "consumerOffset.json": (layout.OFFSETS, "offsetTable")}

@@ -106,7 +106,7 @@ class Group:
 
 
 def size_of(subscriptions: Iterable[Subscription]) -> int:
-    """Return the approximate memory of subscriptions in bytes."""
+    """Return the approximate memory use of subscriptions in bytes."""
     return sum(200 + len(subscription.topic) + len(subscription.expression) + len(subscription.kind)
                for subscription in subscriptions)
 
@@ -132,7 +132,7 @@ class Groups:
 
     @property
     def size(self) -> int:
-        """Approximate memory of all subscriptions in bytes."""
+        """Approximate memory use of all subscriptions in bytes."""
         return sum(group.size for group in self.consumers.values())
 
     def members(self) -> Iterator[Member]:

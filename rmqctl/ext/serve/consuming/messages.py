@@ -10,7 +10,7 @@ from rmqctl.store.query.lookup import FOR_EVER, by_key
 _MAX_BY_KEY = 64
 _MAX_UNIQUE = 32
 MAX_BYTES = 8 << 20
-"""Maximum bytes of messages in one response; the first message may be larger."""
+"""Maximum total size in bytes of the messages in one response; the first message may be larger."""
 
 
 def view_message(broker: Broker, call: Call) -> Response:

@@ -104,7 +104,7 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put a record into a random one of the topic's first ``queues`` queues.
+    """Put a record into one of the topic's first ``queues`` queues, chosen at random.
 
     A record with a delay level goes into the schedule topic first.
     """

@@ -1,4 +1,4 @@
-"""Shared code of all gRPC methods: the brokers, the calling client, and error codes."""
+"""Code shared by all gRPC methods: the brokers, the calling client, and error codes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.parse_values import Address
 
 _MAX_REQUEST = 5 << 20
-"""Maximum bytes of a request: a body of maximum size, and properties."""
+"""Maximum size of a request in bytes: a body of the maximum size, and properties."""
 _MAX_HEADER = 8 << 10
 """Maximum bytes of a call's metadata; each field counts as its text plus 32 bytes."""
 _READ_S = 20.0

@@ -40,8 +40,8 @@ class _Plan(NamedTuple):
     """For each placeholder of ``text``, the number of the pattern group that matches its value."""
     is_plain: bool
     tags: int
-    """The numbers of the pattern groups of the tags and of the unique key; 0 if the property is
-    missing.
+    """The numbers of the pattern groups that match the tags and the unique key; 0 if the property
+    is missing.
     """
     key: int
     new_key_at: int

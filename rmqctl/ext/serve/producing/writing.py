@@ -210,8 +210,8 @@ class Writer:
 
     def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
                  size: int) -> None:
-        """Store several single messages with one entry each, like `put`. ``size``: total bytes of
-        their bodies.
+        """Store several single messages with one entry each, like `put`. ``size``: total size of
+        their bodies in bytes.
         """
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)

@@ -35,8 +35,8 @@ ExtName = Struct("length" / Int16sb)
 ExtValue = Struct("length" / Int32sb)
 
 MAX_FRAME = 16 << 20
-"""Maximum bytes of a frame: the default of ``com.rocketmq.remoting.frameMaxLength`` in clients and
-servers.
+"""Maximum size of a frame in bytes: the default of ``com.rocketmq.remoting.frameMaxLength`` in
+clients and servers.
 """
 MAX_HEADER = 512 << 10
 """Maximum bytes of a header. Clients write a few KiB; larger headers would take too much time."""

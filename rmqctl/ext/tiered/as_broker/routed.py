@@ -97,7 +97,7 @@ class _QueueReader:
                                  f"{whose}"))
 
     def _judge(self, offset: int, answer: RoutedGet) -> None:
-        """Report the fault of an answer, if any, and record the source of its messages."""
+        """Report any fault in an answer, and record the source of its messages."""
         if answer.trouble is not None:
             self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:

@@ -215,7 +215,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | MessageFault:
-    """Return the message of a queue offset, or a fault if it is missing or damaged."""
+    """Return the message at a queue offset, or a fault if it is missing or damaged."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None

@@ -301,7 +301,7 @@ class QueueRecovery:
 
     def _patch(self, surveyed: CommitLogSurvey, mended: Mapping[str, Sequence[OverlayPiece]],
                reasons: Sequence[str]) -> None:
-        """Plan patches of ``mended`` records and of wrong physical offsets."""
+        """Plan patches for ``mended`` records and wrong physical offsets."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
         for shifted in surveyed.shifted:
             segment = surveyed.log.segment_of(shifted.position)

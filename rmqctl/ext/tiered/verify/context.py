@@ -1,4 +1,4 @@
-"""Shared state of the checks of a tiered queue: counts, and a builder of findings with their
+"""State shared by the checks of a tiered queue: counts, and a builder of findings with their
 locations.
 """
 

@@ -183,7 +183,7 @@ def _lowest(hashed: Array, slots: int) -> Array:
 
 def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
     """Return the positions and the lengths in bytes of the slots' item ranges. Nearby slots are
-    read at once.
+    read together.
     """
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())

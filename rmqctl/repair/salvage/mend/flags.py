@@ -65,7 +65,7 @@ _ALL = np.array([sum(parts) for parts in product(
     (0, sysflag.MULTI_TAGS), (0, sysflag.NEED_UNWRAP, sysflag.INNER_BATCH, _INNER))], np.uint64)
 """All combinations of flags that released brokers write."""
 _MAGIC_STARTS = {1: b"\x04\x22\x4d\x18", 2: b"\x28\xb5\x2f\xfd"}
-"""First bytes of a compressed frame, by codec number, for codecs that may not be installed."""
+"""First bytes of a compressed frame, by codec number, for codecs that might not be installed."""
 _SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PORT,
                 rules.STORE_TIME}
 
