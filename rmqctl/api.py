@@ -281,7 +281,9 @@ class Store:
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
                   view: str = "auto") -> list[Message]:
-        """Return the messages with a key, found by the index, as a broker's queryMessage does."""
+        """Return the messages that have a key, found through the index as by a broker's
+        queryMessage.
+        """
         from rmqctl.store.query.lookup import by_key
 
         _one_of("view", view, _VIEWS)

@@ -381,7 +381,7 @@ def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
 
 
 def _read_on(events: IO[bytes], answers: SimpleQueue[dict[str, Any]]) -> None:
-    """Read the server's output until it ends. Put its answers to commands into ``answers``."""
+    """Read the server's output until it ends. Put its replies to commands into ``answers``."""
     with events:
         for line in events:
             if (event := json.loads(line)).get("event") == "order":

@@ -477,7 +477,7 @@ def scandir(path: str = ".") -> ScanIterator:
 
 def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterator[
         tuple[str, list[str], list[str]]]:
-    """Behave as `os.walk`, top down."""
+    """Behave like `os.walk`, top down."""
     mounted = _find(top)
     if mounted is None:
         yield from os.walk(top, onerror=onerror, followlinks=followlinks)

@@ -173,7 +173,7 @@ class Objects(RemoteFiles):
         return data
 
     def pieces_of(self, held: Held) -> tuple[Piece, ...]:
-        """Return the pieces of a file, in the order of their positions."""
+        """Return the pieces of a file, in order of position."""
         if not isinstance(held.pieces, str):
             return held.pieces
         name = f"{SMALL}/{held.pieces}"

@@ -520,7 +520,7 @@ def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held)
 
 
 def _require_cuttable(store: Store, where: str) -> None:
-    """Raise RefusedError if the log must not be truncated, so that only a restore point can be
+    """Raise RefusedError if the log must not be truncated: only restore points can then be
     restored.
     """
     try:

@@ -27,7 +27,7 @@ REMOVING = "MESSAGE_WAS_REMOVING"
 NO_MATCH = "NO_MATCHED_MESSAGE"
 
 MAX_BYTES = 262_144
-"""``maxTransferBytesOnMessageInMemory``. A larger first message is returned nevertheless."""
+"""``maxTransferBytesOnMessageInMemory``. The first message is returned even if it is larger."""
 MAX_COUNT = 32
 """``maxTransferCountOnMessageInMemory``."""
 _SCANNED_BYTES = 16_000

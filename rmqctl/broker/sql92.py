@@ -139,7 +139,7 @@ class _Term(NamedTuple):
 
 
 _OR, _AND, _EQUALITY, _COMPARISON = range(4)
-"""Precedence of operators; the first binds loosest."""
+"""Precedence of operators; the first binds most loosely."""
 
 
 class _Compiler:

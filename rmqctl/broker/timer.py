@@ -89,7 +89,7 @@ class Slots:
     last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
 
     def revise(self, units: TimerUnits) -> None:
-        """Let the slots point to these units, in their order, like ``TimerWheel.reviseSlot``."""
+        """Make the slots point to these units, in order, as ``TimerWheel.reviseSlot`` does."""
         if not len(units):
             return
         first, last = _runs(units)

@@ -68,8 +68,8 @@ class BrokerVersion:
     delay_levels_late: bool
     """True if recovery runs before the delay levels are loaded (4.9.2 to 4.9.8)."""
     clamps_delay_offsets: bool
-    """True if a startup moves the offsets in ``delayOffset.json`` into the bounds of their queues
-    (4.9.2+).
+    """True if a startup moves the offsets in ``delayOffset.json`` to within the bounds of their
+    queues (4.9.2+).
     """
     keeps_confirm: bool
     walks_dledger: bool

@@ -86,8 +86,8 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
 
 
 class Verified(Protocol):
-    """Results of a verification, as in `rmqctl.checks.verify.verify.Coverage`: number of undecided
-    and of replaced messages.
+    """Results of a verification, as in `rmqctl.checks.verify.verify.Coverage`: the numbers of
+    undecided and replaced messages.
     """
 
     messages_undecided: int

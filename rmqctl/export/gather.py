@@ -128,7 +128,7 @@ class _BucketWriter:
         self._size = 0
 
     def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of a partition. On request, begin a new file first."""
+        """Add messages to a partition. On request, begin a new file first."""
         if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:

@@ -141,7 +141,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
 
 def _piece(spec: Export, piece: ExportRange, file: ExportFile, most: int | None,
            progress: Callable[[int], None] | None) -> ExportTally:
-    """Write the messages of a range, at most ``most``, in row groups of bounded size."""
+    """Write the messages in a range, at most ``most``, in row groups of bounded size."""
     tally = ExportTally()
     reading, rows = RangeWalk(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start

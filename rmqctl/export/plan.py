@@ -203,7 +203,9 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 
 
 def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
-    """Return the size in bytes of a range of the log, and of an export file with its messages."""
+    """Return the size in bytes of a range of the log, and of an export file that contains its
+    messages.
+    """
     reading = RangeWalk(part, ExportTally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)

@@ -39,7 +39,7 @@ class StoreResult(ExportTally):
 
     @property
     def nothing_read(self) -> bool:
-        """Return whether nothing was read because the log's files or its folder are unreadable."""
+        """Return whether nothing was read because the log's files or folder are unreadable."""
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
             span.kind != GAP for span in self.missing.spans)
 

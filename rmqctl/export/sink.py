@@ -60,7 +60,7 @@ class RangeSink:
         return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Add messages of a range. More batches of the range may follow. Raises: WriteError."""
+        """Add messages from a range. More batches from the range may follow. Raises: WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()

@@ -42,7 +42,7 @@ ORIGIN = ("store", "file")
 the store.
 """
 PROVENANCE = ("position", "sha256")
-"""Fields that identify a record's bytes: its position in the file, its digest."""
+"""Fields that identify a record's bytes: its position in the file, and its digest."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 

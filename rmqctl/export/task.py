@@ -134,8 +134,8 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
 
 
 def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
-    """Export an `ExportRange` into a new folder of this attempt below ``folder``.
-    Raises: WriteError.
+    """Export an `ExportRange` into a new folder for this attempt below ``folder``. Raises:
+    WriteError.
     """
     from rmqctl.export.sink import RangeSink
 

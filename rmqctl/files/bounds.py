@@ -52,7 +52,7 @@ class WritableFolders:
                    for folder in (self.root, *self.named))
 
     def require(self, target: str, path: str) -> None:
-        """Raise RefusedError if ``path``, whose links are resolved, is not in one of the folders.
+        """Raise RefusedError if ``path``, with its links resolved, is not in any of the folders.
         ``target``: the path that the error names.
         """
         if self.contain(path):

@@ -41,7 +41,7 @@ _ZEROS = bytes(1 << 16)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 """Error numbers from file systems that do not support files without a name."""
 _NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
-"""Error numbers of a file system that cannot link an unnamed file to a name."""
+"""Error numbers from a file system that cannot link an unnamed file to a name."""
 _STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _publishing = threading.Lock()
 """Lock for staging: two threads that publish a file of the same name use the same temporary

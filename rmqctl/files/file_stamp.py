@@ -1,4 +1,4 @@
-"""State of a file, known without reading the file: length, modification time, inode."""
+"""State of a file that is known without reading its content: length, modification time, inode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writer of RocksDB databases in a format that a broker's RocksDB library can read (spec:
+"""Writer for RocksDB databases, in a format that a broker's RocksDB library can read (spec:
 rocksdb.md §10, §11).
 """
 

@@ -23,7 +23,7 @@ _MAX_FILLS = 8
 log.
 """
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
-"""Findings that `truncate` may resolve by truncating at the present end of the log."""
+"""Findings that `truncate` may resolve by truncating at the current end of the log."""
 
 
 def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,

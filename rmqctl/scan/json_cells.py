@@ -190,7 +190,7 @@ class Forms:
         self._forms: list[bytes] = []
 
     def choose(self, cells: Cells, texts: Texts) -> None:
-        """Add the form of each text as a column."""
+        """Add a column with the converted form of each text."""
         if len(self._forms) > _MAX_FORMS:
             self._dictionary, self._forms = Dictionary(), []
         which = self._dictionary.encode(texts)

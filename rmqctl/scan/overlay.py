@@ -75,7 +75,7 @@ class LogPart:
 
     @contextmanager
     def open(self) -> Iterator[Source]:
-        """Return a source over the file with its pieces.
+        """Open a source that reads the file with its pieces applied.
 
         Raises: StoreIOError.
         """

@@ -68,7 +68,7 @@ class Witness(Protocol):
 
     @property
     def largest_record(self) -> int:
-        """The maximum size of a record of the log, as far as known."""
+        """The maximum size of a record in the log, as far as is known."""
         ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:

@@ -23,8 +23,9 @@ from rmqctl.scan.source import FileSource
 
 MAX_SIZE = 1 << 20
 _SPLITTER = ","
-"""Separator of the folders of a multi-path log (the JVM property
-rocketmq.broker.multiPathSplitter)."""
+"""Separator between the folders of a multi-path log (the JVM property
+rocketmq.broker.multiPathSplitter).
+"""
 _INT_MAX = (1 << 31) - 1
 TIER_METADATA = os.path.join("config", "tieredStoreMetadata.json")
 

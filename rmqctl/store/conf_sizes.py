@@ -41,7 +41,7 @@ def as_files_are(store: Any, sizes: Any) -> Any:
 
 
 def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) for each configured size whose actual value the files of a store prove."""
+    """Yield (name, size) for each configured size whose actual value a store's files prove."""
     if "commitlog_file_size" in values:
         files = store.log.files
         size = common_size(files)

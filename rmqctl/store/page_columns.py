@@ -14,9 +14,7 @@ from rmqctl.store.query.conditions import PROPERTY
 
 
 def schema(names: Sequence[str]) -> pa.Schema:
-    """Return an Arrow schema of the named fields; ``property.NAME`` is a column for one
-    property.
-    """
+    """Return the Arrow schema for named fields; ``property.NAME`` is a column for one property."""
     return pa.schema([MESSAGE_COLUMNS.get(name) or pa.field(name, pa.string()) for name in names],
                      METADATA)
 

@@ -68,8 +68,8 @@ def earlier_life(count: int, first: int) -> str:
 
 
 def contradicted(count: int, first: int) -> str:
-    """Return the text for records between undamaged bytes that `rmqctl.scan.damage.stale` considers
-    stale.
+    """Return the text for stale records (as judged by `rmqctl.scan.damage.stale`) between undamaged
+    bytes.
     """
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "between undamaged bytes, contradicted by entries and index: stale records from an "

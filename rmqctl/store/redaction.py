@@ -89,7 +89,7 @@ class Redaction:
         return out
 
     def field(self, name: str, value: Any) -> Any:
-        """Return the value of a field as it may be shown."""
+        """Return the value of a field in the form in which it may be shown."""
         if value is None or name in KEPT - CHECKED:
             return value
         if name in CHECKED:

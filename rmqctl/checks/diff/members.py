@@ -121,7 +121,7 @@ class DifferingEntries(NamedTuple):
 
     @property
     def parted(self) -> bool:
-        """Return whether two members have entries of different terms."""
+        """Return whether two members have entries from different terms."""
         return len({term for kind, term in zip(self.kinds, self.terms, strict=True)
                     if kind == WHOLE}) > 1
 
@@ -321,7 +321,7 @@ class Members:
 
     @property
     def newest(self) -> list[DLedgerMember]:
-        """Return the members whose last entry is the newest of all members."""
+        """Return all members that have the newest last entry."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 

@@ -181,7 +181,7 @@ class PhysicalPass:
 
 
 def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
-    """Return, for each pair of records of the same size and offset, whether their bytes are
+    """Return, for each pair of records with the same size and offset, whether their bytes are
     equal.
     """
     out: Array = np.ones(len(rows), bool)

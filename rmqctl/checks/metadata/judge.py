@@ -182,7 +182,7 @@ class _MetadataJudge:
             self._lose(name, entries, count, restorable, cause, None)
 
     def _missing(self, name: str, entries: Table) -> None:
-        """Judge a missing main file without a usable backup."""
+        """Judge a main file that is missing and has no usable backup."""
         database = entries.file.main.database
         # Groups are recreated by themselves, with default settings. A folder without their file may
         # contain only saved offsets.

@@ -69,7 +69,7 @@ class _OffsetBeyond(NamedTuple):
 
 
 class OffsetJudge:
-    """Comparison of the committed offsets of a store with the ends of its queues."""
+    """Comparison of a store's committed offsets with the ends of its queues."""
 
     def __init__(self, store: Store, queues: RecoveredQueues, facts: WalkFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts

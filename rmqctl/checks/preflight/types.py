@@ -324,8 +324,8 @@ class Prediction:
 
     @property
     def undecided(self) -> list[Phrase]:
-        """Return the outcomes for other releases, if the release is unknown and the outcome depends
-        on it.
+        """Return the outcomes for other releases that differ from `outcome`; none if the release is
+        known.
         """
         return [Phrase(
             "the broker's release is unknown: a {version} broker {does} (pass --broker-version)",

@@ -186,7 +186,7 @@ class FilePool:
 
 
 def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
-    """Return the error for a file of an unexpected size, with which a broker would not start."""
+    """Return the error for a file whose unexpected size would keep a broker from starting."""
     return RefusedError(f"{path}: has {size} bytes, but the setting is {wanted}; files of "
                         "different sizes cannot be mixed")
 

@@ -26,7 +26,7 @@ it.
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access keys. ``secrets``: secret key of each access key; empty to serve all clients."""
+    """The access keys. ``secrets``: secret key for each access key; empty to serve all clients."""
 
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 

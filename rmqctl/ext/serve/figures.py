@@ -43,7 +43,7 @@ class Second:
     committed: Sequence[tuple[str, str, str]]
     """Broker, group and topic of consumer offsets that were committed."""
     damaged: Mapping[str, int]
-    """Number of skipped damaged messages by broker."""
+    """Number of damaged messages that were skipped, by broker."""
     connections: Mapping[str, int]
     """The result of `connections`; empty if it has not changed."""
 

@@ -15,7 +15,9 @@ def json_response(value: Any) -> Response:
 
 
 def route(broker: Broker, call: Call) -> Response:
-    """Answer with the brokers that have a topic, and the number of its queues on each of them."""
+    """Answer with the brokers that have a topic, and the number of the topic's queues on each
+    broker.
+    """
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
@@ -89,7 +91,7 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """Answer with the values of a namespace. The namespace of ordered topics also has values
+    """Answer with the values in a namespace. The namespace of ordered topics also has values
     derived from the topics.
     """
     namespace = call.fields["namespace"]

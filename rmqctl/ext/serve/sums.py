@@ -69,5 +69,5 @@ class BrokerCounts:
             for name, notes in self.notes.items()}
 
     def rate(self, count: int, before: Callable[[Counts], int]) -> float:
-        """Return a count's rate per second in the last minute; for the parameters, see `of`."""
+        """Return a count's rate per second over the last minute; for the parameters, see `of`."""
         return float(self.of(count, before)["statsMinute"]["tps"])

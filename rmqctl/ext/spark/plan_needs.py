@@ -61,7 +61,7 @@ class Scans:
 
 
 class _UnknownLeafError(Exception):
-    """Error: the plan contains a leaf node of unknown type."""
+    """Error: the plan contains a leaf node of an unknown type."""
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
@@ -172,7 +172,7 @@ def _literal(node: Any) -> Any:
 
 
 def _plain(value: Any) -> str | int | None:
-    """Return the value of a Java literal if it is a text or an integer; else None."""
+    """Return the value of a Java literal if it is a string or an integer; else None."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):

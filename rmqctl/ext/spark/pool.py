@@ -35,7 +35,7 @@ Watch = Callable[[int, int], None]
 STORE = 1 << 20
 """Assumed size in bytes of a task whose size is unknown, such as a small store."""
 POLL = 0.1
-"""Number of seconds between two checks of the progress."""
+"""Number of seconds between two progress checks."""
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
 """Pattern of the last line of a Python traceback."""
 _SIGNS = (

@@ -163,7 +163,7 @@ class _Member:
 
 
 class _Members:
-    """The files of an archive, with the interface of a remote store's reader."""
+    """The files in an archive, with the interface of a remote store's reader."""
 
     def __init__(self, source: _Bytes, members: Mapping[str, _Member]) -> None:
         self._source, self._members = source, members
@@ -219,7 +219,7 @@ class _Members:
         return [self.read(path, *place) for place in places]
 
     def end_of(self, _path: str) -> None:
-        """Return None: files of an archive are not sampled."""
+        """Return None: files in an archive are not sampled."""
 
     def next_data(self, path: str, position: int) -> int:
         """Return the position after a hole of a sparse archive."""
@@ -363,7 +363,7 @@ def _unpacking(packed: zipfile.ZipFile, about: zipfile.ZipInfo, name: str) -> Ca
 
 
 def _plain(name: str) -> str | None:
-    """Return a member's path below the archive; None for a path outside of it."""
+    """Return a member's path below the archive; None for a path outside it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
         return None

@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator
 from rmqctl.scan.frames import used_length
 
 SAMPLES = {"commitlog": 4096, "consumequeue": 40}
-"""By folder whose files are written from their beginning: size in bytes of a sample. A sample of a
-consume queue consists of complete entries.
+"""Size in bytes of a sample, keyed by folder; only folders whose files are written from the
+beginning. A sample of a consume queue consists of complete entries.
 """
 SMALL = 1 << 20
 """Maximum size in bytes of a file that is read completely instead of sampled."""

@@ -15,7 +15,7 @@ from rmqctl.errors import FormatError
 
 
 def queue_of(value: Any) -> tuple[str, str, int]:
-    """Return (broker name, topic, queue id) of a key that is a queue.
+    """Return (broker name, topic, queue id) from a key that represents a queue.
 
     Raises: FormatError.
     """

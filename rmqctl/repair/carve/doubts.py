@@ -41,7 +41,7 @@ class Doubts:
         self._window, self._file_end, self._record = window, file_end, record
         self._logs: OrderedDict[int, tuple[AsLog, EarlierMessages]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
-        """By shift: (end of the last piece, position up to which records are doubtful)."""
+        """Keyed by shift: (end of the last piece, position up to which records are doubtful)."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self.gap = 0
         """Position of the unknown bytes that made the last call of `until` classify records as

@@ -89,7 +89,7 @@ class Pieces:
         """Physical offsets at which a blank ends a file of a log."""
 
     def ended(self, shift: int, at: int) -> None:
-        """Note that a chain of records ends at ``at``. Raises: StoreIOError."""
+        """Record that a chain of records ends at ``at``. Raises: StoreIOError."""
         size = self._file_end(at)
         self.chains.end(shift, at, size)
         if size and len(self.file_ends) < MAX_RANGES:

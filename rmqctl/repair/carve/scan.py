@@ -90,7 +90,9 @@ class Scan:
         self.shifts = Majority()
         """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}
-        """Shift of each damaged record that contains intact records, by its position."""
+        """Shift of each damaged record that contains intact records, keyed by the record's
+        position.
+        """
         self.in_place = 0
         """Number of records of a followed log: yielded by `batches`, or doubtful."""
         self.breaks = 0

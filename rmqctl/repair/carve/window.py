@@ -233,6 +233,6 @@ class Candidates:
 
 
 def _field(window: Window, places: Array, name: str, host_bits: int = 0) -> Array:
-    """Return a field of the fixed part of the records at ``places`` of the window's data."""
+    """Return a field from the fixed part of the records at ``places`` in the window's data."""
     where = fixed_field(name, host_bits)
     return gather_int(window.data, places + where.offset, f"i{where.size}")

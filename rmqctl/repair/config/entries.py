@@ -75,7 +75,7 @@ class EntryDifference:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A plan, and the entries with different values in store and source."""
+    """A plan, and the entries whose values differ between store and source."""
 
     plan: Plan
     differ: tuple[EntryDifference, ...]

@@ -44,7 +44,7 @@ class Inner(NamedTuple):
 
     @property
     def unique_key(self) -> bytes | None:
-        """Return the client's id of the message; None if the message has no id."""
+        """Return the message id that the client assigned; None if the message has no id."""
         properties = props.parse(self.properties.decode("utf-8", "surrogateescape"))
         value = properties.get(props.UNIQUE_KEY)
         return None if value is None else value.encode("utf-8", "surrogateescape")

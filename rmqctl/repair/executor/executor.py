@@ -377,7 +377,7 @@ class RootLocks:
             self._more.close()
 
     def note(self) -> None:
-        """Note the further roots, if any, for later runs. Raises: StoreIOError."""
+        """Save the further roots, if any, for later runs. Raises: StoreIOError."""
         if not self._given:
             return
         root = os.path.realpath(self.root)

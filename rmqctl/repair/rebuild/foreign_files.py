@@ -35,7 +35,7 @@ _NAMED = 5
 
 
 def foreign_log_entries(store: Store, generation: int) -> Planned:
-    """Return the steps that move foreign entries of the log's folders aside. ``generation``: 4 or
+    """Return the steps that move aside foreign entries in the log's folders. ``generation``: 4 or
     5.
     """
     return _moved_aside(store, (path for folder in store.log_folders

@@ -37,7 +37,7 @@ _ZEROS = 8
 _MAX_BITS = 8
 _SECTOR, _PAGE = 512, 4096
 _APART = 16
-"""Distance in bytes above which two different bytes belong to separate runs of damage."""
+"""Distance in bytes above which two differing bytes belong to separate runs of damage."""
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:

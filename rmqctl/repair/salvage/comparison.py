@@ -53,7 +53,7 @@ together.
 """
 _OF_ONE = frozenset(field.name for field in fields(Record)) - {
     "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
-"""At least one of these fields differs between different messages of two brokers at the same
+"""At least one of these fields differs between different messages from two brokers at the same
 physical offset.
 """
 
@@ -223,7 +223,7 @@ class _Pass(PhysicalPass):
                 [offset, offset + batch.column("total_size")[rows]], axis=1))
 
     def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
-        """Note messages that an earlier repair kept damaged and that are intact in the source."""
+        """Record messages that an earlier repair kept damaged and that are intact in the source."""
         for index in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
             ours = decode(batch.bytes_at(int(rows[index])))
             if kept_from(ours, decode(their_batch.bytes_at(int(other[index])))):

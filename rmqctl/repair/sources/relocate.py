@@ -33,7 +33,7 @@ _NOT_TOLD = ("its physical offset is unknown: no consume queue entry of this sto
 _MAX_OPEN = 256
 """Maximum number of index files, newest first, that are kept open for lookups."""
 _SLACK = 2000
-"""Tolerance of times in ms: an index entry has seconds since the first entry of its file."""
+"""Tolerance for times in ms: an index entry stores seconds since its file's first entry."""
 _MAX_ENTRIES = 64
 
 

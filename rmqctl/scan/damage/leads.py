@@ -186,7 +186,9 @@ class Leads:
         return not self._is_alike(record) and self.witness.confirms(record) is False
 
     def _is_hit(self, record: Record) -> bool:
-        """Return whether an entry points into the record, or to its offset with another size."""
+        """Return whether an entry points into the record, or to its offset but with a different
+        size.
+        """
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
 

@@ -123,7 +123,7 @@ def number(value: Any, path: str, faults: Faults) -> int | None:
 
 
 def _inner(value: Any, name: str, faults: Faults) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield (path, key, object) for each entry of the table ``name`` of a file."""
+    """Yield (path, key, object) for each entry in a file's table ``name``."""
     for key, entry in table(value.get(name), f"$.{name}", faults).items():
         path = f"$.{name}.{key}"
         if isinstance(entry, dict):

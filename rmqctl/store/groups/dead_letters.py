@@ -81,7 +81,7 @@ def groups_with(store: Store) -> list[str]:
 
 def dead_letters(view: View, group: str, selection: Selection,
                  report: Report) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a group that match ``selection``, in the order of the log."""
+    """Yield the dead letters of a group that match ``selection``, in log order."""
     wanted = replace(selection, topic=props.DLQ_PREFIX + group)
     for record in Selector(view.store, wanted, view, report).records():
         yield DeadLetter(group, record)

@@ -44,7 +44,7 @@ class StoredOffsets:
 
     @classmethod
     def of(cls, store: Store) -> StoredOffsets:
-        """Return the groups that ``config/`` and the folders of queues name.
+        """Return the groups that ``config/`` and the queue folders name.
 
         Raises: UnsupportedError.
         """

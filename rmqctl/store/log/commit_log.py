@@ -64,7 +64,7 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Physical offset of the first file; 0 without files (an empty log)."""
+        """Physical offset of the first file; 0 if there are no files (an empty log)."""
         return self.files[0].base if self.files else 0
 
     @property

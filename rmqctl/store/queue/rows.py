@@ -257,7 +257,9 @@ class MissingRows:
         self._runs: dict[int, tuple[int, int, int, int, int]] = {}
 
     def add(self, number: int, offset: int, physical: int, size: int) -> None:
-        """Add a row of the queue ``number``; the rows of a queue are added in ascending order."""
+        """Add a row of queue number ``number``; the rows of a queue must be added in ascending
+        order.
+        """
         run = self._runs.get(number)
         if run is not None and offset == run[1] + 1:
             self._runs[number] = (run[0], offset, *run[2:4], run[4] + 1)

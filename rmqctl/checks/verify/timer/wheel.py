@@ -36,7 +36,7 @@ _MAX_KEPT = 1 << 17
 class Wheel:
     """The slots by column.
 
-    ``sound``: whether a slot is used and valid by itself.
+    ``sound``: whether a slot is used and valid in itself.
     ``bad``: whether a fault of the slot was reported.
     """
 
@@ -48,8 +48,8 @@ class Wheel:
     bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
 
     def read(self, log: TimerLog) -> Iterator[Finding]:
-        """Read the file, and yield findings for slots that are invalid by themselves.
-        Raises: StoreIOError.
+        """Read the file, and yield findings for slots that are invalid in themselves. Raises:
+        StoreIOError.
         """
         with FileSource(self.path) as source:
             if source.size == 0:

@@ -66,9 +66,9 @@ class WaitingLines:
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """Return how many of a group's requests wait for messages of a topic with this queue id.
+        """Return how many of a group's requests are waiting for messages from a topic's queue.
 
-        The queue id may be `ANY_QUEUE`.
+        ``queue_id`` may be `ANY_QUEUE`.
         """
         return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
             group, topic, queue_id) and not line.notice)

@@ -23,7 +23,7 @@ def view_message(broker: Broker, call: Call) -> Response:
 
 
 def query_message(broker: Broker, call: Call) -> Response:
-    """Return messages of a topic with a key or unique key, found through the index."""
+    """Return messages in a topic that have a key or unique key, found through the index."""
     # Search the index, after messages just sent were added to it.
     wanted = call.fields
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"

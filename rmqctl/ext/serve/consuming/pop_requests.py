@@ -86,7 +86,7 @@ def notification(broker: Broker, call: Call) -> Response | None:
 
 
 def polling_info(broker: Broker, call: Call) -> Response:
-    """Return the number of requests of a group that wait for messages of a topic."""
+    """Return how many of a group's requests are waiting for messages from a topic."""
     _judge(broker, call)
     return Response({"pollingNum": str(broker.pops.lines.count(*_line(call)[:3]))})
 

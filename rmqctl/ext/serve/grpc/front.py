@@ -155,7 +155,9 @@ class Front:
         self._listens = await self.server.listen(partial(Pipe, self), bound)
 
     def peer(self, peer: str) -> str:
-        """Return a client's address and port, for the peer that the core reports."""
+        """Return the address and port of the client behind ``peer``, the name that the core
+        reports.
+        """
         pipe = self.pipes.get(unquote(peer.partition(":")[2]))
         return "" if pipe is None else pipe.peer
 

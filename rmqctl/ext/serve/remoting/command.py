@@ -43,7 +43,7 @@ again at each byte would take quadratic time.
 
 
 class Command(msgspec.Struct):
-    """A request or a response. ``ext``: the custom fields of its header, as texts."""
+    """A request or a response. ``ext``: the custom fields in its header, as strings."""
 
     code: int
     opaque: int = 0

@@ -15,8 +15,8 @@ from rmqctl.formats.config import properties_file
 
 _MAX_KEPT = 10_000
 _MAX_VALUE = 4096
-"""Maximum number of values in the name server, and maximum length in characters of each value with
-its key and namespace.
+"""Maximum number of values in the name server, and maximum length in characters of each value
+together with its key and namespace.
 """
 _MAX_GROUPS = 1000
 _TOPICS = "autoCreateTopicEnable"

@@ -51,7 +51,7 @@ class IndexTask:
 
 
 def shape_of(settings: Settings) -> IndexShape:
-    """Return the number of slots and entries of an index file with these settings."""
+    """Return the numbers of slots and entries in an index file with these settings."""
     return IndexShape(settings.index_slots, settings.index_max)
 
 

@@ -30,7 +30,7 @@ Place = tuple[int, int]
 
 
 class SortedRun(NamedTuple):
-    """A sorted run: the name of its file, and key and position of its first and its last row."""
+    """A sorted run: the name of its file, and the key and position of its first and last rows."""
 
     name: str
     first: Place

@@ -52,7 +52,7 @@ def is_blank(value: str | None) -> bool:
 
 
 def key_set(unique: str | None, keys: str | None) -> list[str]:
-    """Return the keys of a message from its properties, in the order of their items."""
+    """Return the keys in a message's properties, in the order in which their items are written."""
     keys_in_order: dict[str, None] = {}
     if unique is not None and not is_blank(unique):
         keys_in_order[unique] = None

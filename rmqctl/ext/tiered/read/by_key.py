@@ -222,7 +222,9 @@ class _Queues:
 
 
 def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
-    """Return the message of an item. Raises: FormatError if size or offset do not match."""
+    """Return the message that an item points to. Raises: FormatError if its size or offset does not
+    match.
+    """
     physical_offset = item.commit_log_offset
     where = queue.commit_log.reader.where(queue.commit_log.folder)
     if not message.MIN_SIZE <= item.size <= MAX_RECORD or physical_offset < 0:

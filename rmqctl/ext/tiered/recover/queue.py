@@ -124,7 +124,7 @@ class QueueRecovery:
         make_folders(folder, durable=False)
 
     def run(self, entry_bases: Iterable[int], most: int) -> RecoveredQueue:
-        """Plan the steps in the order of their execution. Raises: StoreIOError."""
+        """Plan the steps in order of execution. Raises: StoreIOError."""
         out, queue = self._out, self._queue
         # Names: keep one file per base, move the others aside.
         log, wrong = split_names(queue.commit_log)
