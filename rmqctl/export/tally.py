@@ -51,7 +51,7 @@ class ExportTally:
     last_offset: int | None = None
 
     def passed(self, batch: Batch) -> None:
-        """Add the next batch of the log. The spans of a batch come after its messages."""
+        """Add the next batch from the log. A batch's spans come after its messages."""
         if len(batch):
             self.messages += len(batch)
             self.replaced += int(replaced(batch).sum())

@@ -83,7 +83,7 @@ class Aggregate:
         self.unread = self.unread or reason
 
     def add(self, batch: Batch) -> None:
-        """Add one batch of a walk, with its spans."""
+        """Add one batch from a walk, with its spans."""
         # Bytes that are not messages.
         for span in batch.spans:
             if span.kind == BLANK:

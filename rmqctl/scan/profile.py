@@ -98,7 +98,7 @@ class LogProfile:
         self.queues = Aggregate("queue")
 
     def add(self, batch: Batch, ok: Array) -> None:
-        """Add one batch of a walk; ``ok`` (bool) is False for a message that fails a checksum."""
+        """Add one batch from a walk; ``ok`` (bool) is False for a message that fails a checksum."""
         for span in batch.spans:
             self.fill(span.kind, span.offset, span.end)
         if not len(batch):

@@ -99,7 +99,7 @@ def topics(batch: Batch) -> Texts:
 
 
 def properties(batch: Batch) -> Texts:
-    """Return the stored properties string of each message, in the order of the batch."""
+    """Return the stored properties string of each message, in batch order."""
     return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
 
 

@@ -24,7 +24,7 @@ DLEDGER_DATA, SELF_ID = "storePathDLedgerCommitLog", "dLegerSelfId"
 _SPLITTER = ","
 _COMMITLOG = "commitlog"
 _DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
-"""Pattern of ``${user.home}/store``, the default root, on other machines."""
+"""Pattern for ``${user.home}/store``, the default root, on other machines."""
 _HEAD = 64
 """Number of bytes at the start of a record that contain its queue, offsets and times."""
 _EDGES = " \t\r\n\f\"'"

@@ -297,7 +297,7 @@ class Exact(Recorded):
 
 
 def joined(*, trailing: bool) -> Prepare:
-    """Return a function that joins properties, in their order, into a string, and returns strings
+    """Return a function that joins properties, in order, into a string, and returns strings
     unchanged.
     """
     def join(given: dict[str, str] | str) -> str:

@@ -41,7 +41,7 @@ class BrokerCounts:
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """Number of messages sent and delivered up to each of the last two midnights (local time), as
+    """Numbers of messages sent and delivered up to each of the last two midnights (local time), as
     brokers report them.
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)

@@ -26,7 +26,7 @@ _DEFAULT = 16
 _LONG_BUCKET = 8
 _TREE_CAPACITY = 64
 _Node = tuple[int, int]
-"""A node of a bucket: (spread hash, index of the key)."""
+"""A node in a bucket: (spread hash, index of the key)."""
 
 
 def sized(initial: int) -> int:

@@ -1,4 +1,4 @@
-"""The ``timerwheel`` of 5.x: one slot per second of two weeks (timer-and-others-5x.md §1.2)."""
+"""The ``timerwheel`` of 5.x: one slot per second for two weeks (timer-and-others-5x.md §1.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truncate the epochs of the controller mode together with the log (spec: dledger.md §8)."""
+"""Truncate the epochs of controller mode together with the log (spec: dledger.md §8)."""
 
 from __future__ import annotations
 
