@@ -410,39 +410,39 @@ def reader_of(path: str) -> Elsewhere | None:
 
 
 def stat(path: str | os.PathLike[str]) -> os.stat_result:
-    """Behave as `os.stat`."""
+    """Behave like `os.stat`."""
     mounted = _find(path)
     return os.stat(path) if mounted is None else mounted[0].stat(mounted[1])
 
 
 def lexists(path: str) -> bool:
-    """Behave as `os.path.lexists`."""
+    """Behave like `os.path.lexists`."""
     if _trees and (mounted := _find(path)) is not None:
         return _has(path) or mounted[1] in mounted[0].links
     return os.path.lexists(path)
 
 
 def exists(path: str) -> bool:
-    """Behave as `os.path.exists`."""
+    """Behave like `os.path.exists`."""
     if _trees and _find(path) is not None:
         return _has(path)
     return os.path.exists(path)
 
 
 def isfile(path: str) -> bool:
-    """Behave as `os.path.isfile`."""
+    """Behave like `os.path.isfile`."""
     mounted = _find(path)
     return os.path.isfile(path) if mounted is None else mounted[1] in mounted[0].files
 
 
 def isdir(path: str) -> bool:
-    """Behave as `os.path.isdir`."""
+    """Behave like `os.path.isdir`."""
     mounted = _find(path)
     return os.path.isdir(path) if mounted is None else mounted[1] in mounted[0].folders
 
 
 def getsize(path: str) -> int:
-    """Behave as `os.path.getsize`."""
+    """Behave like `os.path.getsize`."""
     return stat(path).st_size
 
 
@@ -461,13 +461,13 @@ def statvfs(path: str) -> os.statvfs_result:
 
 
 def listdir(path: str) -> list[str]:
-    """Behave as `os.listdir`."""
+    """Behave like `os.listdir`."""
     mounted = _find(path)
     return os.listdir(path) if mounted is None else [*_names(*mounted, path)]
 
 
 def scandir(path: str = ".") -> ScanIterator:
-    """Behave as `os.scandir`."""
+    """Behave like `os.scandir`."""
     mounted = _find(path)
     if mounted is None:
         return os.scandir(path)
@@ -491,19 +491,19 @@ def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterato
 
 
 def realpath(path: str | os.PathLike[str]) -> str:
-    """Behave as `os.path.realpath`."""
+    """Behave like `os.path.realpath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.realpath(named)
 
 
 def abspath(path: str | os.PathLike[str]) -> str:
-    """Behave as `os.path.abspath`."""
+    """Behave like `os.path.abspath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.abspath(named)
 
 
 def normpath(path: str | os.PathLike[str]) -> str:
-    """Behave as `os.path.normpath`."""
+    """Behave like `os.path.normpath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.normpath(named)
 
