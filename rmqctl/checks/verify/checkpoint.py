@@ -94,9 +94,8 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
             held: bool) -> Iterator[Finding]:
     values = checkpoint._asdict()
     if last is not None and checkpoint.physic_msg_timestamp == checkpoint.logics_msg_timestamp == 0:
-        yield _finding("checkpoint-zero", store, "all zeros although there are messages: after a "
-                       "crash a broker checks the whole log",
-                       0, 2 * CHECKPOINT.field(_TIMES[0]).size)
+        yield _finding("checkpoint-zero", store, "all zeros despite messages: after a crash a "
+                       "broker checks the whole log", 0, 2 * CHECKPOINT.field(_TIMES[0]).size)
     for name in _TIMES:
         value = values[name]
         if not 0 <= value < layout.YEAR_3000:
@@ -129,7 +128,7 @@ def _abort(store: Store, held: bool) -> Iterator[Finding]:
     path = store.path("abort")
     if not held:
         yield Finding("unclean-shutdown", "store", "the abort file exists: unclean shutdown, or "
-                      "the store was copied while a broker ran", file=path)
+                      "copied while a broker ran", file=path)
     yield from _small(path, abort_format.parse)
 
 

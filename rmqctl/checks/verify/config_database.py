@@ -17,7 +17,8 @@ from rmqctl.store.store import Store
 
 _MAX_NAMED = 3
 _OFFSETS = "consumerOffset.json"
-_LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: "positions"}
+_LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups",
+         _OFFSETS: "consumer offsets"}
 
 
 def check(store: Store) -> Iterator[Finding]:
@@ -38,9 +39,8 @@ def check(store: Store) -> Iterator[Finding]:
 def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
     main, folder = file.main, store.path(file.main.path)
     if main.state == MISSING:
-        yield Finding("config-database", "config", "missing, while the other databases exist: a "
-                      f"broker creates an empty one and starts without {_LEFT[file.name]}",
-                      file=folder)
+        yield Finding("config-database", "config", "missing, unlike the other databases: a broker "
+                      f"starts without {_LEFT[file.name]}", file=folder)
     elif main.value is None:
         yield Finding("config-database", "config", f"{main.reason}; a broker does not start",
                       file=folder)
@@ -67,17 +67,16 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         return
     counter, old_counter = (_counter(value) for value in (file.main.value, old.value))
     if old_counter > counter:
-        yield Finding("config-import", "config", f"counter {old_counter} is above that of "
-                      f"{file.main.path} ({counter}): at startup, brokers from 5.3.1 on import "
-                      "the entries of this JSON file", file=path)
+        yield Finding("config-import", "config", f"counter {old_counter} is above the "
+                      f"database's {counter}: brokers from 5.3.1 on import this file", file=path)
     elif file.name == _OFFSETS:
         have, had = (_groups(value) for value in (file.main.value, old.value))
         lost = sorted(had - have)
         if lost:
             yield Finding(
-                "config-import", "config", f"has offsets of {some_of(lost, _MAX_NAMED)} that "
-                f"are not in {file.main.path}; counter {old_counter} is not above {counter}, so "
-                "brokers do not import them", file=path, count=len(lost),
+                "config-import", "config", "brokers ignore the offsets of "
+                f"{some_of(lost, _MAX_NAMED)}, which the database lacks", file=path,
+                count=len(lost),
                 severity=INFO if have else WARNING)
 
 
@@ -100,10 +99,10 @@ def _without_topic(store: Store) -> Iterator[Finding]:
     file, configured, topics = topics_cleaned(store)
     if topics:
         yield Finding(
-            "config-topic", "config", f"{plural(len(topics), 'topic has', 'topics have')} queues "
-            f"but no configuration ({some_of(topics, _MAX_NAMED)}): 10 minutes after its start a "
-            "broker deletes them", file=store.path(file.main.path),
-            count=len(topics), severity="" if configured or file.main.database else INFO)
+            "config-topic", "config", f"{plural(len(topics), 'unconfigured topic')} "
+            f"({some_of(topics, _MAX_NAMED)}): a broker deletes the queues",
+            file=store.path(file.main.path), count=len(topics),
+            severity="" if configured or file.main.database else INFO)
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:

@@ -77,9 +77,8 @@ def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | No
         start = epoch.start_offset
         if start > log_end:
             if not live:
-                yield Finding("epoch-start", "store", f"epoch {epoch.epoch} starts at {start}, but "
-                              f"the log ends at {log_end}: no epoch can start between them",
-                              file=path)
+                yield Finding("epoch-start", "store", f"epoch {epoch.epoch} starts at {start}, "
+                              f"after the end of the log, {log_end}", file=path)
         elif store.log.min_offset <= start < log_end and not in_damage(start):
             border = store.log.record_border(start)
             if border is not None and border != start:

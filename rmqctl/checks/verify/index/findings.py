@@ -53,8 +53,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
     if not tally.files and context.result.keyed:
         repairs = context.start_repairs_of_keys(context.store.log.min_offset)
         yield Finding(
-            "index-missing", "index", f"{context.result.keyed} messages have keys, but the index "
-            f"is missing (or off: messageIndexEnable=false){repairs.index_words('recreates them')}",
+            "index-missing", "index", f"missing or off; {context.result.keyed} messages have keys"
+            f"{repairs.index_words('recreates it')}",
             file=context.store.path("index"), offset=0, count=context.result.keyed,
             severity=repairs.severity)
         return
@@ -63,8 +63,7 @@ def index_findings(context: Context) -> Iterator[Finding]:
     yield from _missing(context)
     for physical, when, place in tally.late[:MAX_SINGLE]:
         yield _entry(tally.files, place, "index-time", "time_diff",
-                     f"time {time_text(when)} (in whole seconds) differs from the store time of "
-                     f"the message at {physical}")
+                     f"time {time_text(when)} differs from the message at {physical}")
 
 
 def _extra(context: Context) -> Iterator[Finding]:

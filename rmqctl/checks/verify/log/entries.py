@@ -193,7 +193,7 @@ def _index_files(node: Node) -> Iterator[Finding]:
     for file in node.index_listing.files:
         if file.size != dledger.INDEX_FILE_SIZE:
             yield Finding("file-size", "commitlog", f"a DLedger index file has {file.size} bytes, "
-                          f"expected {dledger.INDEX_FILE_SIZE}: a broker does not start with it",
+                          f"not {dledger.INDEX_FILE_SIZE}: a broker does not start",
                           file=file.path, position=file.size)
 
 
@@ -226,15 +226,15 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
         lost = end - last
         committed_lost = max(0, min(committed, end) - last)
         yield Finding(
-            "dledger-cut", "commitlog", f"the log ends with entry {last}, but DLedger had written "
-            f"{end} and committed {committed}: {plural(lost, 'entry', 'entries')} "
-            f"{'is' if lost == 1 else 'are'} lost, {committed_lost} of them committed", count=lost,
+            "dledger-cut", "commitlog", f"the log ends with entry {last}: "
+            f"{plural(lost, 'entry is', 'entries are')} lost, {committed_lost} of them committed",
+            count=lost,
             **_place(store, log_end))
     elif tally.last is not None and committed < last and tally.last.term > 0:
         count = last - committed
         yield Finding(
             "dledger-uncommitted", "commitlog", f"{plural(count, 'entry', 'entries')} after index "
-            f"{committed}, the last committed by the checkpoint: another leader may overwrite them",
+            f"{committed} may be uncommitted: another leader may overwrite them",
             file=path, count=count)
 
 

@@ -26,8 +26,7 @@ from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
 _MAX_NAMED = 3
-_EARLIER = ("; according to the checkpoint, the last start truncated the log here, unless this "
-            "damage is newer")
+_EARLIER = "; a startup may have truncated the log here"
 _OF_THE_END = frozenset({"log-cut", "cq-ahead"})
 _GAP = "zeros to the end of the file, but the log continues in a later file"
 
@@ -39,27 +38,25 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     """
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
+    beyond = plural(gone, "queue entry points", "queue entries point")
     findings = [*_spans(context, log_end, gone), *_bad_records(context),
                 *_without_crc(context), *_headers(context),
                 *_fillers(context), *_earlier_life(context, log_end), *_contradicted(context)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage at the end includes it
             ahead = []
-            yield replace(finding, detail=f"{finding.detail}; {gone} consume queue entries point "
-                          "beyond it: messages lost")
+            yield replace(finding, detail=f"{finding.detail}; {beyond} beyond it: messages lost")
         else:
             yield finding
     for name in context.result.shrunk:
-        yield Finding("file-changed", "commitlog", "the file shrank while it was being read: run "
-                      "this again when nothing writes to the store", file=name)
+        yield Finding("file-changed", "commitlog", "the file shrank while it was being read: "
+                      "another process is changing it", file=name)
     if context.result.unlisted:
         yield Finding("record-damaged", "commitlog", f"{context.result.unlisted} more damaged "
                       "places (only counted)", count=context.result.unlisted)
     if ahead and (gone > 1 or _index_agrees(context)):
-        queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
-            "log-cut", "commitlog", f"the log ends at {log_end}; {gone} entries of {queues} "
-            "consume queues point beyond it: messages lost",
+            "log-cut", "commitlog", f"the log ends at {log_end}; {beyond} beyond it: messages lost",
             **_place(context, log_end), count=gone)
 
 
@@ -295,15 +292,15 @@ def _headers(context: Context) -> Iterator[Finding]:
     elif headers.early > single:
         yield Finding(
             rules.EARLY, "commitlog", f"{plural(headers.early, 'message has', 'messages have')} a "
-            "store time before 2012: the clock was wrong; this affects expiry and queries by time",
+            "store time before 2012: affects expiry and queries by time",
             count=headers.early,
             **_place(context, headers.first_early or 0))
 
 
     if headers.back:
         yield Finding(
-            rules.BACK, "commitlog", "store times go back by half a year or more in "
-            f"{plural(headers.back, 'place')}: queries by time miss messages there",
+            rules.BACK, "commitlog", "store times go back 6 months or more in "
+            f"{plural(headers.back, 'place')}: queries by time miss messages",
             count=headers.back, **_place(context, headers.first_back or 0))
 
 
