@@ -411,11 +411,10 @@ def _left(store: Store, cut: CutOff) -> Finding:
     file = store.log.file_of(cut.end)
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
-        "cut-off", "commitlog", f"a repair truncated the log at {cut.end}: "
-        f"{plural(count, 'intact message')} after this offset {'is' if count == 1 else 'are'} no "
-        "longer part of it", file=None if file is None else file.path, offset=cut.end,
-        length=cut.used - cut.end, position=None if file is None else cut.end - file.base,
-        count=max(count, 1))
+        "cut-off", "commitlog", f"a repair truncated the log at {cut.end}, before "
+        f"{plural(count, 'intact message')}", file=None if file is None else file.path,
+        offset=cut.end, length=cut.used - cut.end,
+        position=None if file is None else cut.end - file.base, count=max(count, 1))
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:

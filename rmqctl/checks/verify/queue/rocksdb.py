@@ -17,7 +17,6 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.queue.rows import QueueTally
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.formats.local.consume_queue import UnitRecord
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
@@ -43,8 +42,7 @@ def check(context: Context) -> Iterator[Finding]:
                       severity=WARNING, count=database.odd_count)
     if not database.queues and context.result.queues:
         yield Finding("cq-database", STRUCTURE, "no entry on disk, as after a kill before the "
-                      "first flush: brokers keep new entries in memory",
-                      file=database.folder, severity=INFO)
+                      "first flush", file=database.folder, severity=INFO)
     for queue in database.queues.values():
         try:
             yield from _last(context, database, queue)
@@ -86,15 +84,13 @@ def check_copy(store: Store) -> Iterator[Finding]:
                 at = int(wrong[0])
                 yield Finding(
                     "cq-copy", STRUCTURE, f"{plural(len(wrong), 'entry', 'entries')} different in "
-                    "the RocksDB copy and the files, the first pointing to "
-                    f"{held[at]['physical_offset']}, not {rows[at]['physical_offset']}",
+                    "the RocksDB copy and the files",
                     file=folder, topic=key[0], queue_id=key[1], queue_offset=first + at,
                     count=len(wrong))
         queue.close()
     if missing:
         yield Finding("cq-copy", STRUCTURE, "the RocksDB copy lacks "
-                      f"{plural(missing, 'entry', 'entries')} that the files have: the broker was "
-                      "killed, or the copy was enabled later",
+                      f"{plural(missing, 'entry', 'entries')} that the files have",
                       file=folder, severity=INFO, count=missing)
 
 
@@ -111,14 +107,14 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
     if last is None and queue.why_unnoted:
         return  # reported for the database
     if last is None:
-        yield tell(f"no last entry is recorded, but there are entries up to {end - 1}: a broker "
-                   "sees no message here", end - 1)
+        yield tell(f"no last entry recorded: a broker sees none of the entries up to {end - 1}",
+                   end - 1)
         return
     unit = queue.unit(last.queue_offset)
     if last.queue_offset + 1 < end:
         yield tell(
-            f"entry {last.queue_offset} is recorded as the last: brokers do not deliver valid "
-            f"entries up to {end - 1} and reuse their offsets",
+            f"entry {last.queue_offset} is recorded as the last: brokers ignore entries up to "
+            f"{end - 1}",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
         # `recover` records the log's first offset for a queue without messages.
@@ -127,8 +123,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
             yield tell(f"entry {last.queue_offset} is recorded as the last, but is missing",
                        last.queue_offset)
     elif unit.physical_offset != last.physical_offset:
-        yield tell(f"entry {last.queue_offset} is recorded as the last, for a message at "
-                   f"{last.physical_offset}, but points to {unit.physical_offset}",
+        yield tell(f"last entry {last.queue_offset} points to {unit.physical_offset}, but "
+                   f"{last.physical_offset} is recorded",
                    last.queue_offset)
 
 
@@ -153,12 +149,11 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
                 if before is not None and (
                         before.physical_offset >= context.store.log.min_offset) and (
                         bisect_left(missing, empty) == bisect_left(missing, number)):
-                    yield _gap(queue, empty, number, before)
+                    yield _gap(queue, empty, number)
 
 
-def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
-    return Finding("cq-gap", STRUCTURE, f"{plural(end - first, 'queue offset')} from {first} on "
-                   f"{'has' if end - first == 1 else 'have'} no entry and no message, but entry "
-                   f"{first - 1} points to {before.physical_offset} and later entries follow: "
-                   "pulls end at this gap", file=queue.folder, topic=queue.topic,
-                   queue_id=queue.queue_id, queue_offset=first, count=end - first)
+def _gap(queue: ConsumeQueue, first: int, end: int) -> Finding:
+    return Finding("cq-gap", STRUCTURE, "no entry or message for "
+                   f"{plural(end - first, 'queue offset')} from {first} on: pulls end here",
+                   file=queue.folder, topic=queue.topic, queue_id=queue.queue_id,
+                   queue_offset=first, count=end - first)

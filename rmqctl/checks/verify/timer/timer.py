@@ -145,8 +145,8 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
     path = store.path("config", "timercheck")
     if not records:
         if log.end > log.start and not vfs.lexists(path):
-            yield Finding("timer-check", "timer", "missing, although the timer log has units: a "
-                          "broker reads the whole timer log again", file=path, severity=WARNING)
+            yield Finding("timer-check", "timer", "missing, but the timer log has units: a "
+                          "broker reads all of it again", file=path, severity=WARNING)
         return
     limits = {_FLUSHED: (log.end, "the timer log ends")}
     queue = store.known_queue(TIMER_TOPIC, 0)
@@ -159,9 +159,8 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
         value: int = getattr(records[0], name)
         if end < value < 1 << 62:
             place = TIMER_CHECK.field(name)
-            yield Finding("timer-check", "timer", f"{name} {value} is beyond the end: "
-                          f"{words} at {end}", file=path, offset=place.offset,
-                          length=place.size, next=LOOK,
+            yield Finding("timer-check", "timer", f"{name} {value}: {words} at {end}", file=path,
+                          offset=place.offset, length=place.size, next=LOOK,
                           cause=FLUSHED_BEYOND_END if name == _FLUSHED else BEYOND_END)
 
 
@@ -198,9 +197,8 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
     yield from records.left_over()
     if wheel is not None and not has_wheel and log.end > log.start:
         # Some backups skip this sparse file on purpose: a broker can rebuild it.
-        yield Finding("timer-wheel", "timer", "missing, although the timer log has units: a broker "
-                      "rebuilds it from the end of the log",
-                      file=wheel.path, severity=INFO)
+        yield Finding("timer-wheel", "timer", "missing, but the timer log has units: a broker "
+                      "rebuilds it", file=wheel.path, severity=INFO)
     yield from chains.judge()
 
 
