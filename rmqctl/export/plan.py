@@ -71,7 +71,7 @@ class StorePlan:
 
     @property
     def used(self) -> int:
-        """Return the bytes of the ranges, without the zeros at the end of the log."""
+        """Return the total size of the ranges in bytes, without the zeros at the end of the log."""
         return sum(piece.end - piece.start for piece in self.pieces)
 
 

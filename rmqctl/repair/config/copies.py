@@ -24,7 +24,7 @@ _KINDS = {
     "lmq-offsets": "later messages are delivered again",
     "delay": "later messages are delivered again",
 }
-"""Kinds of files that are copied, each with the consequence if the copied file is older."""
+"""Kinds of files that are copied, each with the consequence of copying an older file."""
 
 
 def lost_config(store: Store, sources: Iterable[LogSource]) -> Planned:

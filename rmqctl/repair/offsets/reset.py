@@ -1,5 +1,5 @@
-"""``offsets reset``: set the offsets at which a consumer group continues: by time, by queue offset,
-or by a number of messages.
+"""``offsets reset``: set the offsets at which a consumer group continues, given as a time, a queue
+offset, or a number of messages.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _BEGINS = 1, 2
 
 
 class VanishedError(Exception):
-    """A file of the database does not exist (any more)."""
+    """A file of the database does not exist or no longer exists."""
 
 
 class _Copied(NamedTuple):
