@@ -105,7 +105,7 @@ _TOKEN = re.compile(r"""
   | (?P<double> [0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)? | \.[0-9]++(?:[eE][+-]?[0-9]++)?
               | [0-9]++[eE][+-]?[0-9]++ )
   | (?P<whole> 0 | [1-9][0-9]*+[lL]? )
-  | (?P<text> '[^']*+(?:''[^']*+)*' )  # in '''x, only '' if no other quote follows
+  | (?P<text> '[^']*+(?:''[^']*+)*' )  # '''x without another quote begins with ''
   | (?P<name> [A-Za-z_$][A-Za-z0-9_$]*+ )
   | (?P<sign> <= | <> | >= | [<>=(),+-] )
 """, re.VERBOSE | re.DOTALL)

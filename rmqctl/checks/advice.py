@@ -143,7 +143,8 @@ _FORMS = {
     " --consumequeue rocksdb": Phrase(
         "creates the consume queues in RocksDB (storeType=defaultRocksDB)")}
 _TRUNCATE = Phrase("removes entries for messages beyond the end of the log; loses no message")
-_BEYOND = Phrase("moves offsets beyond the end of a queue to its end; skips 0 unread messages")
+_BEYOND = Phrase("moves offsets that are beyond the end of a queue back to its end; skips no "
+                 "unread message")
 _IN_ROCKSDB = Phrase(
     "topics are in RocksDB, which rmqctl does not change: once the broker runs, use `mqadmin "
     "updateTopic` (-r: read queues, -w: write queues, -p: perm)")

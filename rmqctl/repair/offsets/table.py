@@ -219,7 +219,7 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
                       f"{whose} until the broker is up")]
     if forgotten:
         texts.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only "
-                     "from committed offsets: the repair records their number")
+                     "from committed offsets: the journal of the repair counts them")
     return OffsetsPlan(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(texts),
                             dropped=Dropped(forgotten)), tuple(queues))
 

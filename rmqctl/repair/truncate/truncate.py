@@ -130,7 +130,7 @@ def truncate(store: Store, to: int, generation: int,
     if beyond.messages:
         counted = plural(beyond.messages, "more message is", "more messages are")
         notes.append(f"{counted} already lost and known only from entries beyond the cut: the "
-                     "repair records their number. If another copy has them, `rmqctl recover "
+                     "journal of the repair counts them. If another copy has them, `rmqctl recover "
                      "--from` restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     dropped = Dropped(behind.count + beyond.messages, behind.undecided, places_of(

@@ -101,7 +101,8 @@ def _ended_by_a_start(context: Context) -> int | None:
 def _index_agrees(context: Context) -> bool:
     """Return whether an index entry points beyond the end of the log.
 
-    A single consume queue entry that points there may be wrong; such an index entry confirms it.
+    A single consume queue entry that points there may be wrong. If an index entry points there,
+    too, the log did extend that far.
     """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 

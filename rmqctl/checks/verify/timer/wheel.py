@@ -146,7 +146,7 @@ class Wheel:
     def unconfirmed(self, position: Array, time: Array) -> Array:
         """Return a boolean array: True for each unit that the slot of its time does not confirm.
 
-        The slot has another time, or the unit is before the slot's first unit or after its last
+        The slot has a different time, or the unit is before the slot's first unit or after its last
         unit. ``time``: the units' times, counted in slots.
         """
         number = time % SLOTS
@@ -223,7 +223,7 @@ class WheelChains:
         for unit_position, before in self._broken:
             if unit_position not in guilty and before not in guilty:
                 yield self._tell(unit_position, "prev_pos",
-                                 f"the unit at {before} has another time")
+                                 f"the unit at {before} has a different time")
         if wheel is None:
             return
         # Slots of other units, and units that no slot points to.
