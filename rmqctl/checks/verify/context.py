@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rmqctl.checks.verify.log.entries import EntryTally
     from rmqctl.scan.profile import LogProfile
 
-_IN_MEMORY = "not yet flushed: entries are in the broker's memory"
-_WAS_IN_MEMORY = "never flushed: entries were in the killed broker's memory"
+_IN_MEMORY = "not yet flushed by the broker"
+_WAS_IN_MEMORY = "never flushed by the killed broker"
 MAX_LISTED = 100_000
 """Maximum number of damaged records and spans that are listed; the rest is counted."""
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
@@ -59,14 +59,15 @@ class StartRepairs(NamedTuple):
     def words(self, action: str) -> str:
         """Return text to append to a detail; "" if there is nothing to say.
 
-        An example is ``; a broker's start recreates them (4.9.3, 5.3.3)``. For unflushed entries,
-        the text is the reason. ``action``: what the startup does.
+        An example is ``; startup recreates them (4.9.3, 5.3.3)``. If only some releases do,
+        the text names these. For unflushed entries, it is the reason.
+        ``action``: what the startup does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
-            return f"; a broker's start {action} ({', '.join(self.by)})"
-        return f"; {' or '.join(self.by)} {action} at startup, {' or '.join(self.not_by)} does not"
+            return f"; startup {action} ({', '.join(self.by)})"
+        return f"; only {' or '.join(self.by)} {action}"
 
     def index_words(self, action: str) -> str:
         """Return `words` for an index finding, with the number of entries that a startup loses."""

@@ -28,10 +28,7 @@ MAX_SINGLE = 20_000
 """Maximum number of unmatched entries of a queue that are examined one by one; further entries are
 only counted.
 """
-_OFF = "stored while enableMultiDispatch was off and enableLmq was on"
-_OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, pass "
-            "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
-            "the entries")
+_OFF = "enableMultiDispatch was off"
 _MAX_GAP = 1 << 20
 """Size, in queue offsets, from which a gap before a queue's last message is implausible. The queue
 offset of that message then counts as damaged.
@@ -266,16 +263,17 @@ class QueueReconciler(LeftOverRows):
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-ahead", f"{plural(end - first, 'entry', 'entries')} from queue offset {first} "
-                f"on {'points' if end - first == 1 else 'point'} to {where} and beyond; the log "
-                f"ends at {self.context.log_end}",
+                "cq-ahead", f"{plural(end - first, 'entry points', 'entries point')} beyond the "
+                f"log's end {self.context.log_end}, the first to {where}",
                 first, count=end - first)
         for first, count in self._impossible:
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')} pointing to no message "
-                f"(the first to {where}), contradicted by other entries", first, count=count)
+                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')} "
+                f"{'contradicts' if count == 1 else 'contradict'} others and "
+                f"{'points' if count == 1 else 'point'} to no message, the first to {where}",
+                first, count=count)
         # Gaps, and entries of lost messages.
         for start, count, by in self._gaps:
             yield self.finding(
@@ -361,16 +359,14 @@ class QueueReconciler(LeftOverRows):
                 (taken if self.tally_covers(claim.queue_offset) else left).append(claim)
         self.tally.claims = left
         if taken:
-            yield self._switched(taken, f"whose entry correctly points to another message: {_OFF}")
+            yield self._switched(taken, f"the queue offset of another: {_OFF}")
         if without:
-            yield self._switched(without, f"but no entry: {_OFF}, {_OR_LOST}")
+            yield self._switched(without, f"no entry: {_OFF}, or entries are lost")
 
     def _switched(self, claims: list[Claim], words: str) -> Finding:
-        places = [claim.physical_offset for claim in claims]
         return self.finding(
-            "not-judged", f"{plural(len(claims), 'message')} at {min(places)} to {max(places)} "
-            f"{_have(len(claims))} a queue offset here {words}", claims[0].queue_offset,
-            count=len(claims))
+            "not-judged", f"{plural(len(claims), 'message')} {_have(len(claims))} {words}",
+            claims[0].queue_offset, count=len(claims))
 
     # -- forward: messages whose row says something else -----------------------------------------
 
@@ -416,10 +412,9 @@ class QueueReconciler(LeftOverRows):
             yield self._behind(still)
 
     def _unread(self, claims: list[Claim]) -> Finding:
-        rows = _ranges([claim.queue_offset for claim in claims])
         return self.finding(
-            "cq-database", f"cannot read the entries of {plural(len(claims), 'message')}, queue "
-            f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
+            "cq-database", f"cannot read the entries of {plural(len(claims), 'message')}: "
+            f"{self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
         """Return whether a message must have an entry in another light queue as well."""
@@ -433,9 +428,8 @@ class QueueReconciler(LeftOverRows):
             return
         self.context.reported.add(claim.physical_offset)
         yield self.finding(
-            "message-fields", f"the message has topic {self.queue.topic}, queue "
-            f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but entry {row} of topic "
-            f"{key[0]}, queue {key[1]} points to it", row, structure="commitlog",
+            "message-fields", f"entry {row} of {key[0]}/{key[1]} points to this message "
+            f"(queue offset {claim.queue_offset})", row, structure="commitlog",
             offset=claim.physical_offset)
 
     def _behind(self, claims: list[Claim]) -> Finding:
@@ -444,10 +438,9 @@ class QueueReconciler(LeftOverRows):
         place = min((c.physical_offset for c in claims), default=None)
         repairs = self.context.start_repairs_of_rows(self.key, place)
         return self.finding(
-            "cq-behind", f"the queue ends at {self.end}, before the log: "
-            f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
-            f"{_have(count)} no entry{repairs.words(_makes(count))}", first, count=count,
-            severity=INFO if self.context.live else repairs.severity)
+            "cq-behind", f"the last {'message' if count == 1 else plural(count, 'message')} "
+            f"{_have(count)} no entry{repairs.words(_makes(count)) or _from(place, count)}", first,
+            count=count, severity=INFO if self.context.live else repairs.severity)
 
     def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
         """Yield a finding for each run of adjacent queue offsets."""
@@ -457,23 +450,20 @@ class QueueReconciler(LeftOverRows):
             if number == len(claims) or (
                     claims[number].queue_offset != claims[number - 1].queue_offset + 1):
                 run = claims[start:number]
-                repairs = self.context.start_repairs_of_rows(
-                    self.key, min(claim.physical_offset for claim in run))
+                place = min(claim.physical_offset for claim in run)
+                repairs = self.context.start_repairs_of_rows(self.key, place)
+                words = repairs.words(_makes(len(run))) or _from(place, len(run))
                 yield self.finding(
-                    category, f"{plural(len(run), 'message')} {_have(len(run))} no entry: queue "
-                    f"offset {run[0].queue_offset}"
-                    + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
-                    + f", physical offset {run[0].physical_offset}"
-                    + repairs.words(_makes(len(run))),
+                    category, f"{plural(len(run), 'message')} {_have(len(run))} no entry{words}",
                     run[0].queue_offset, count=len(run), severity=repairs.severity)
                 start = number
 
     def _of_an_earlier_queue(self) -> Iterator[Finding]:
-        count, first, last = self.tally.earlier
+        count = self.tally.earlier
         if count:
             yield self.finding(
-                "cq-earlier", f"{plural(count, 'message')} of an earlier queue, at physical offset "
-                f"{first} to {last}: queue offsets restart at 0 at {self.tally.begun}",
+                "cq-earlier", f"{plural(count, 'message')} before physical offset "
+                f"{self.tally.begun} {'belongs' if count == 1 else 'belong'} to an earlier queue",
                 0, count=count)
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
@@ -504,14 +494,12 @@ class QueueReconciler(LeftOverRows):
         if other is not None and self._same_queue(other):
             if self.tally_covers(other.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", "entry points again to the message at queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}); its own message "
-                    f"is at {claim.physical_offset}", row)
+                    "cq-duplicate", "entry points again to the message of queue offset "
+                    f"{other.queue_offset}, not to its own", row)
             else:
                 yield self.finding(
-                    "cq-out-of-order", "entry points to the message at queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}); its own message is at "
-                    f"{claim.physical_offset}", row)
+                    "cq-out-of-order", "entry points to the message of queue offset "
+                    f"{other.queue_offset}; its own is at {claim.physical_offset}", row)
             return
         yield self.finding(
             "cq-wrong-offset", f"entry points to {unit.physical_offset}, but its message is at "
@@ -534,7 +522,7 @@ class QueueReconciler(LeftOverRows):
     def _row_taken(self, claim: Claim, unit: UnitRecord) -> Finding:
         return self.finding(
             "message-fields", f"the message has queue offset {claim.queue_offset}, but that entry "
-            f"points to another message at {unit.physical_offset}", claim.queue_offset,
+            f"points to another, at {unit.physical_offset}", claim.queue_offset,
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
@@ -555,8 +543,8 @@ class QueueReconciler(LeftOverRows):
                 continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", "an earlier entry already points to the message at queue "
-                    f"offset {record.queue_offset} ({unit.physical_offset})", row)
+                    "cq-duplicate", "an earlier entry already points to the message of queue "
+                    f"offset {record.queue_offset}", row)
             else:
                 topic = record.topic.decode("utf-8", "surrogateescape")
                 self.context.reported.add(unit.physical_offset)
@@ -611,8 +599,8 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             context.reported.add(tally.first_phy)
             file = context.store.log.file_of(tally.first_phy)
             yield Finding(
-                "message-fields", "commitlog", f"the message has topic {topic}, queue {queue_id}, "
-                f"but entry {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} points to it",
+                "message-fields", "commitlog",
+                f"entry {loose[1]} points to a message of topic {topic}, queue {queue_id}",
                 file=file.path if file else None, offset=tally.first_phy,
                 position=tally.first_phy - file.base if file else None, topic=loose[0][0],
                 queue_id=loose[0][1], queue_offset=loose[1])
@@ -621,8 +609,8 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             context.store.light_queues.switched):
         yield Finding(
             "not-judged", "consumequeue", f"{plural(tally.messages, 'message')} "
-            f"{_have(tally.messages)} a queue offset here, but no consume queue: {_OFF}, "
-            f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
+            f"{_have(tally.messages)} no consume queue: {_OFF}, or it is lost",
+            file=context.store.path("consumequeue", topic, str(queue_id)),
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
     if queue_id < 0:
@@ -630,10 +618,10 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
     in_rocksdb = context.store.layout.consumequeue == "rocksdb"
     folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)
-    detail = f"{tally.messages} messages in the log, but no consume queue"
+    detail = f"{plural(tally.messages, 'message')} {_have(tally.messages)} no consume queue"
     repairs = StartRepairs()
     if gone:
-        detail += "; the topic is not in topics.json, so it may have been deleted"
+        detail += "; the topic is not in topics.json"
     else:
         repairs = context.start_repairs_of_rows(key, tally.first_phy)
         detail += repairs.words("recreates it")
@@ -641,6 +629,13 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                   file=context.store.path(*folder), offset=None if in_rocksdb else 0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
                   severity=INFO if gone else repairs.severity)
+
+
+def _from(place: int | None, count: int) -> str:
+    """Return text to append to a detail: the physical offset of the first of ``count`` messages."""
+    if place is None:
+        return ""
+    return f", {'at' if count == 1 else 'from'} physical offset {place}"
 
 
 def _makes(count: int) -> str:

@@ -83,10 +83,8 @@ class QueueTally:
     unnoted: int = 0
     begun: int | None = None
     """Physical offset of the first message of the queue (`begun_at`), once determined."""
-    earlier: tuple[int, int, int] = 0, 1 << 62, -1
-    """Messages of an earlier queue with the same name: their number, and the physical offsets of
-    the first and the last message.
-    """
+    earlier: int = 0
+    """Number of messages of an earlier queue with the same name."""
 
     @property
     def end(self) -> int:
@@ -99,14 +97,9 @@ class QueueTally:
         else:
             self.covered.append((start, end))
 
-    def take_earlier(self, count: int, first: int, last: int) -> None:
-        """Count messages of an earlier queue with the same name."""
-        self.earlier = (self.earlier[0] + count, min(self.earlier[1], first),
-                        max(self.earlier[2], last))
-
     def merge(self, other: QueueTally) -> None:
         """Merge the tally of a later range."""
-        self.take_earlier(*other.earlier)
+        self.earlier += other.earlier
         self.begun = self.begun or other.begun
         self.messages += other.messages
         for start, end in other.covered:
@@ -359,9 +352,7 @@ class ExpectedEntries:
         if tally.begun is None:
             tally.begun = begun_at(queue, self.store.log)
         earlier: Array = which & (physical < tally.begun)
-        if earlier.any():
-            places = physical[earlier]
-            tally.take_earlier(len(places), int(places.min()), int(places.max()))
+        tally.earlier += int(np.count_nonzero(earlier))
         return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> Array:
