@@ -53,8 +53,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
     if not tally.files and context.result.keyed:
         repairs = context.start_repairs_of_keys(context.store.log.min_offset)
         yield Finding(
-            "index-missing", "index", f"missing or off; {context.result.keyed} messages have keys"
-            f"{repairs.index_words('recreates it')}",
+            "index-missing", "index", "missing, or off (messageIndexEnable); "
+            f"{context.result.keyed} messages have keys{repairs.index_words('recreates it')}",
             file=context.store.path("index"), offset=0, count=context.result.keyed,
             severity=repairs.severity)
         return
