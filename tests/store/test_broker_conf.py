@@ -69,7 +69,7 @@ def test_paths_below_the_files_root_are_below_the_store(tmp_path: Path) -> None:
     assert made.multi_path
     said = "\n".join(made.remarks(str(root)))
     assert "missing log folder /gone/log" in said
-    assert f"belongs to the store /data/store/, not to {root}: {other} may belong" in said
+    assert f"belongs to the store /data/store/, not to {root}: {other} may also belong" in said
 
 
 @pytest.mark.parametrize(("data", "said"), [
