@@ -147,7 +147,7 @@ class _Uploads(Copies):
 
     def takes(self, source: str, relative: str) -> bool:
         """Store a file that is not part of the log, unless its size and modification time equal
-        those of the stored version. Return True.
+        those of the stored version. Return True in both cases.
         """
         about = os.stat(source)
         have = self.others.get(relative) or self.last.others.get(relative)

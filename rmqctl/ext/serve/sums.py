@@ -16,7 +16,7 @@ from typing import Any
 _WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
 """Periods: name, interval in seconds between two records, and number of records kept."""
 _SLACK_S = 1.0
-"""Seconds by which counts may be recorded before the interval has passed."""
+"""Tolerance in seconds: counts may be recorded this long before the interval ends."""
 
 
 @dataclass(frozen=True, slots=True)

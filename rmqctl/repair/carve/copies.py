@@ -104,7 +104,7 @@ class ShiftQueues:
         return some(of_one=False)
 
     def _having(self, rows: Array, copied: Array) -> set[tuple[int, int]]:
-        """Return the runs with several queues that contain a copied message."""
+        """Return the runs that span several queues and contain a copied message."""
         return set(self._keys(rows[self._of_several(rows) & _among(
             rows["identity"], copied)])[0])
 

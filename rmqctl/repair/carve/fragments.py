@@ -36,7 +36,7 @@ _MAX_READS = 1 << 16
 
 
 class RecordChain(NamedTuple):
-    """Consecutive records with one shift in positions ``[start, end)``.
+    """Consecutive records in positions ``[start, end)``, all with the same shift.
 
     ``file_end``: size in bytes of the end-of-file record or mark after the records; 0 if there is
     none.

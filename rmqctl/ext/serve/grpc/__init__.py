@@ -1,1 +1,1 @@
-"""The gRPC service for RocketMQ 5 clients, like a RocketMQ proxy, for the same brokers."""
+"""The gRPC service for RocketMQ 5 clients, as a RocketMQ proxy offers it."""
