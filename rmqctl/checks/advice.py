@@ -267,8 +267,10 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
             f"rmqctl export {root} --topic {shlex.quote(topic)} --out messages.jsonl", Phrase(
                 "saves all messages of the topic, also those that a {version} broker does not read",
                 version=start.broker_version))
-        yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
-            "shows what such a broker can keep; --apply prepares the store for it"), "reversible")
+        if not is_held:
+            yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
+                "shows what such a broker can keep; --apply prepares the store for it"),
+                "reversible")
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:

@@ -15,6 +15,7 @@ from rmqctl.store import Store
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder, Runner
 from tests.support import popped, tiny
+from tests.support.holder import held
 from tests.track_record.queueing import without_expired_rows
 
 CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
@@ -120,6 +121,11 @@ def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl:
     assert {message["topic"] for message in saved} == {topic}
     assert len(saved) >= alone
     assert " export " not in "".join(rmqctl("doctor", root, "-o", "json").json()["next"])
+    # While a broker runs, only reading is advised.
+    assert any(" --for 4.9.3" in command for command in advised["next"])
+    with held(root):
+        running = rmqctl("doctor", root, "--broker-version", "4.9.3", "-o", "json").json()
+    assert {step["effect"] for step in running["steps"]} == {"read-only"}
 
 
 def test_messages_of_the_tier_alone(golden_copy: GoldenFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,16 @@ def test_it_fits_a_terminal(width: int, golden: GoldenFolder, rmqctl: Runner) ->
     too_long = [line for line in page.splitlines()
                 if len(line) > width and str(store) not in line]
     assert too_long == []
+
+
+@pytest.mark.parametrize("command", ["doctor", "preflight", "verify"])
+def test_only_what_backup_copies_is_to_be_backed_up_first(
+        command: str, golden: GoldenFolder, tmp_path: Path, rmqctl: Runner) -> None:
+    """`backup` refuses an archive: to name it first would lead in a circle."""
+    store = golden(SETS[0])
+    first = "First copy the store: rmqctl backup STORE DEST"
+    assert first in rmqctl(command, store, "-o", "plain").out
+    archive = shutil.make_archive(str(tmp_path / "copy"), "tar", store.parent, store.name)
+    shown = rmqctl(command, archive, "-o", "plain").out
+    assert "Step 2 of 4" in shown
+    assert "rmqctl backup" not in shown

@@ -56,8 +56,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     ``damaged``: whether the caller has found damage in the log.
     ``seen``: results of a complete verification.
 
-    The log is not read again if ``seen`` is sufficient. The same applies if the log is undamaged,
-    no file is missing, and nothing shows messages after its end.
+    The log is not read again if ``seen`` is sufficient, or if the log is undamaged, none of its
+    files is missing, and no evidence shows messages after the end of the log.
     """
     if not store.layout.reads(LOG):
         return MissingMessages()

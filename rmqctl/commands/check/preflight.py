@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.advising import LOOK, complete
+from rmqctl.commands.shared.advising import complete, look
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -68,7 +68,8 @@ def command(
     # The next command follows from the prediction, so one document contains both.
     document = with_next(predicted, store.root)
     complete(document)
-    out.document(document, lambda page: _show(page, predicted, next(iter(document["next"]), None)))
+    out.document(document, lambda page: _show(
+        page, predicted, store.root, next(iter(document["next"]), None)))
     if not out.is_data:
         for text in predicted.notes:
             out.note(text)
@@ -84,7 +85,7 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(page: Human, prediction: Prediction, following: str | None) -> None:
+def _show(page: Human, prediction: Prediction, root: str, following: str | None) -> None:
     # Begin with the verdict and everything that limits it.
     page.text(*_first_line(prediction))
     if prediction.not_judged:
@@ -127,7 +128,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
             page.text(Phrase("{what}: {why}", what=loss.cause, why=loss.by_hand))
     if following is not None:
         page.heading("What next")
-        page.text(LOOK)
+        page.text(look(root))
         page.text(following)
 
 

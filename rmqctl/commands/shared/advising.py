@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl import vfs
 from rmqctl.commands.app import typed
+from rmqctl.commands.app.targets import is_tier
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.store.store import Store
 
-LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check.\n"
-              "First copy the store: rmqctl backup STORE DEST")
+_LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check.")
+_LOOK_AFTER_COPY = Phrase("Step 2 of 4 (copy, check, repair, start): check.\n"
+                          "First copy the store: rmqctl backup STORE DEST")
 REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
 START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
                "sound store.")
 """Sentence that tells the user which of the four steps to a running broker comes next."""
+
+
+def look(root: str) -> Phrase:
+    """Return the sentence above the commands that check a store. `backup` copies only local stores:
+    others are copied by `restore`, and tiers by other tools.
+    """
+    return _LOOK if vfs.is_elsewhere(root) or is_tier(root) else _LOOK_AFTER_COPY
 
 
 def complete(document: dict[str, Any]) -> None:
@@ -58,7 +67,7 @@ def show_steps(page: Human, diagnosis: Diagnosis) -> None:
     steps = diagnosis.next
     if steps:
         page.heading("Next steps, in this order")
-        page.text(LOOK)
+        page.text(look(diagnosis.findings.root))
         for step in steps:
             page.text(typed.completed(step.command) or "")
             page.text(Phrase("   {why}", why=step.why), "dim")

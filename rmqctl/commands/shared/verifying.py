@@ -13,7 +13,7 @@ import typer
 from rmqctl import vfs
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.extensions import has
-from rmqctl.commands.shared.advising import LOOK, complete
+from rmqctl.commands.shared.advising import complete, look
 from rmqctl.commands.shared.summed import show_findings
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text
@@ -94,14 +94,15 @@ def show_page(page: Human, verdict: VerifyResult[C],
                       {"severity": _STYLES.get}, verdict.root)
         # The next step, and what the findings mean.
         named = dict.fromkeys(
-            finding.category for finding in verdict.findings if finding.is_trouble)
+            finding.category for finding in verdict.findings
+            if finding.is_trouble or finding.category == "not-judged")
         steps = [typed.completed(verdict.next)] if verdict.next else []
         steps += [typed.completed(f"rmqctl explain {name}")
                   for name in islice(named, _MAX_EXPLAINED)]
         if steps:
             page.heading("What next")
             if verdict.next:
-                page.text(LOOK)
+                page.text(look(verdict.root))
             page.text("\n".join(filter(None, steps)))
     page.heading("Coverage")
     page.pairs({**covered(verdict),

@@ -21,7 +21,7 @@ from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, r
 from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
-_SLASHED = r"[^/@\[:]*:(?!:|\d+/)(?:[^@:]|:(?!:))*/(?:[^@:]|:(?!:))*@"
+_SLASHED = r"[^/@\[:]*:(?!:|\d+/)(?:[^@:/]|:(?!:))*/(?:[^@:]|:(?!:))*@"
 """Pattern of a user and a password that contains a slash: what follows the colon is not a port."""
 _CREDENTIALS = re.compile(rf"(?<=://)(?:[^/@]*:[^/]*@|{_SLASHED})")
 _hidden: dict[str, str] = {}

@@ -353,8 +353,8 @@ class _Mender:
         groups |= inferred.groups(self._store, self._generation, self._table)[1].keys()
         if groups or not never:
             self.mended.notes.append(
-                f"{file.main.path}: consumer offsets are unknown: groups start where "
-                "consumeFromWhere of their consumers specifies, unless `rmqctl offsets reset` "
+                f"{file.main.path}: consumer offsets are unknown. Each group starts at "
+                "its consumers' consumeFromWhere, unless `rmqctl offsets reset` "
                 f"sets offsets by time{': ' if groups else ''}"
                 f"{inferred.text_of(dict.fromkeys(sorted(groups)))}")
         if not never:

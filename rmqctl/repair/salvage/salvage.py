@@ -379,8 +379,8 @@ class _Job:
                             "are")
         if self.generation < 5 and survey.inner_batch_topics:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
-                            "a broker of 5.0.0 or later writes, but nothing else in the store is "
-                            "from 5.x: with --broker-version 5.3.3 their queues are batch queues")
+                            "brokers from 5.0.0 on write, but nothing else in the store is from "
+                            "5.x: if its queues are batch queues, pass --broker-version 5.3.3")
         # Damage that is not repaired, with the reason.
         if self.refused:
             place, why = min(self.refused.items())
