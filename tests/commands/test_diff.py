@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,3 +171,25 @@ def test_what_next_looks_at_the_damaged_store(pair: tuple[Path, Path], rmqctl: R
     assert found["next"] == [f"rmqctl verify {pair[1]}"]
     assert found["next"][0] in rmqctl("diff", *pair).expect(1).out
     assert rmqctl("diff", pair[0], pair[0], "-o", "json").expect(0).json()["next"] == []
+
+
+def test_only_offsets_differ(golden: GoldenFolder, tmp_path: Path, rmqctl: Run) -> None:
+    """The layout of a JSON file is no difference, and the offsets are what to look at next."""
+    store, copy = (copy_tree(golden("4.9.3/basic/store"), tmp_path / name) for name in "ab")
+    topic = next((store / "consumequeue").iterdir()).name
+    path = copy / "config/consumerOffset.json"
+    for root in (store, copy):
+        (root / "config").mkdir(exist_ok=True)
+    path.write_text(f'{{"offsetTable":{{"{topic}@billing":{{0:5,1:4}}}}}}')
+    table = {"offsetTable": {f"{topic}@billing": {"0": 5, "1": 4}}}
+    (store / "config/consumerOffset.json").write_text(json.dumps(table, indent=2))
+    assert rmqctl("diff", store, copy, "--whole", "-o", "json").expect(0).json()["next"] == []
+    path.write_text(path.read_text().replace("0:5", "0:3"))
+    wanted = [f"rmqctl offsets diff {copy} {store}"]
+    assert rmqctl("diff", copy, store, "-o", "json").expect(0).json()["next"] == wanted
+    assert rmqctl("diff", copy, store, "--whole", "-o", "json").expect(1).json()["next"] == wanted
+    found = rmqctl("offsets", "diff", copy, store).expect(1)
+    assert f"rmqctl offsets import {copy} {store} --max" in found.err
+    plan = rmqctl("offsets", "import", copy, store, "--max").expect(0)
+    assert "unread only in this store" in " ".join(plan.err.split())
+    assert "offsets import" not in rmqctl("offsets", "diff", store, copy).expect(1).err

@@ -28,7 +28,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import FileSource
-from rmqctl.store.config.config import BACKUP, FOLDER
+from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.controller import EPOCHS, agreement, read_epochs, spans
 from rmqctl.store.log.bounds import Bounds, View
 from rmqctl.store.log.end import find_end
@@ -97,28 +97,30 @@ class Diff:
             "summary": {**self.summary, "remarks": self.remarks},
             "differences": [difference.as_dict() for difference in differences.listed],
             "differences_total": differences.total,
-            "next": [] if self.suspect is None else [
-                f"rmqctl verify {shlex.quote(self.suspect[1])}"],
+            "next": [] if self.following is None else [shlex.join(["rmqctl", *self.following[1]])],
             "impact": None if impact is None else impact.as_dict(),
             "counts": [{"kind": kind, "count": count}
                        for kind, count in sorted(differences.counts.items())],
         }
 
     @property
-    def suspect(self) -> tuple[str, str] | None:
-        """Return the name (a, b or c) and the path of the worse store; None without differences.
+    def following(self) -> tuple[str, list[str]] | None:
+        """Return the store (a, b or c) and the words of the command that shows more; None if
+        nothing differs.
 
-        The worse store has more damage or more missing messages.
+        If only configuration differs: the groups' offsets. Else `verify` of the worse store, which
+        has more damage or more missing messages.
         """
-        if self.equal:
-            return None
         if self.c is not None:
             name, worst = max(self.summary["entries"]["members"].items(), key=lambda item: (
                 item[1]["damaged"], item[1]["behind"], item[0]))
-            return name, worst["store"]
+            return None if self.equal else (name, ["verify", worst["store"]])
+        if not self.differences.counts.keys() - {"config"}:
+            return ("a", ["offsets", "diff", self.a.root, self.b.root]) if self.summary[
+                "offsets"] else None
         name = max(("b", "a"), key=lambda name: (
             self.summary[name]["damaged_spans"], self.summary[f"missing_in_{name}"]))
-        return name, self.summary[name]["store"]
+        return name, ["verify", self.summary[name]["store"]]
 
     @property
     def impact(self) -> Impact | None:
@@ -420,11 +422,13 @@ class ConfigCount:
 
 
 def compare_config(a: Store, b: Store) -> ConfigCount:
-    """Compare the files of ``config/`` by content. An unreadable file counts as different."""
+    """Compare the files of ``config/`` by content; the layout of a JSON file does not count. An
+    unreadable file counts as different.
+    """
     files_a, files_b = _config_files(a), _config_files(b)
     count = ConfigCount(only_in_a=sorted(files_a - files_b), only_in_b=sorted(files_b - files_a))
     for name in sorted(files_a & files_b):
-        if _same_content(a.path(FOLDER, name), b.path(FOLDER, name)):
+        if _same_content(a.path(FOLDER, name), b.path(FOLDER, name)) or _same_value(a, b, name):
             count.same += 1
         else:
             count.different.append(name)
@@ -457,6 +461,12 @@ def _same_content(a: str, b: str) -> bool:
                        for position in range(0, left.size, _PAGE))
     except StoreIOError:
         return False
+
+
+def _same_value(a: Store, b: Store, name: str) -> bool:
+    left, right = load_one(a, name).main, load_one(b, name).main
+    return (left.state == right.state == OK and not left.database and not right.database
+            and left.value == right.value)
 
 
 # -- checkpoint -----------------------------------------------------------------------------------

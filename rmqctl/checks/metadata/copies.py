@@ -75,7 +75,8 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
     return Phrase(
         "{copy} has greater committed offsets than config/{file}: {groups}. With the smaller "
         "offsets, the broker delivers these messages again. If nobody reset the offsets: "
-        "`rmqctl offsets import STORE {source} --max` (`rmqctl diff` compares the groups).",
+        "`rmqctl offsets import STORE {source} --max`, before a slave of this broker starts: it "
+        "copies the offsets of its master. `rmqctl offsets diff` compares them.",
         source=shlex.quote(name), copy=name, file=OFFSETS,
         groups=listed if len(ahead) <= _MAX_NAMED else
         f"{listed} and {len(ahead) - _MAX_NAMED:,} more")

@@ -76,7 +76,7 @@ def command(
     skipped. Messages after the end of the other log count as missing there; messages before its
     start have expired and are only noted. Also compares queue ranges, configuration and checkpoint.
     For members of a DLedger group, entries, terms and commit positions are compared. Exit code 1 if
-    anything differs.
+    anything differs; configuration and consumer offsets count only with --whole.
 
         rmqctl diff /data/master/store /data/slave/store
         rmqctl diff /backup/store /data/store --by queue -o json
@@ -243,11 +243,11 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """Return the `verify` command for the store with more damage; None if nothing differs."""
-    if run.suspect is None:
+    """Return the command that shows more about the differences; None if nothing differs."""
+    if run.following is None:
         return None
-    name, path = run.suspect
-    return typed.other("verify", path, second=name != "a")
+    name, words = run.following
+    return typed.other(*words, second=name != "a")
 
 
 def _config(counts: dict[str, Any]) -> str:

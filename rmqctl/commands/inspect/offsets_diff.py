@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.options import ClientBroker, Out, Topic, complete_folders
 from rmqctl.errors import ExitCode
+from rmqctl.phrases import Phrase
 
 _COLUMNS = ("group", "topic", "queue_id", "a", "b", "diff")
 
@@ -51,5 +54,10 @@ def command(
                 strict=True)))
     out.rows(rows, _COLUMNS, empty=f"{len(offsets_a):,} offsets on both sides, all equal"
              if offsets_a else "neither side has any offset")
+    if any(row["diff"] is None or row["diff"] > 0 for row in rows) and vfs.isdir(a):
+        out.note(Phrase(
+            "`{command}` raises the smaller offsets of {store}. Do so before its slaves start: they "
+            "copy the offsets of their master", store=a, command=shlex.join(
+                ["rmqctl", "offsets", "import", a, b, "--max"])))
     if rows:
         raise typer.Exit(int(ExitCode.FINDINGS))

@@ -99,6 +99,9 @@ def _plan(store: Store, command: str, wanted: NewOffsets, view: View, clock: Cal
     beyond = [f"{queue.group} at {queue.topic}-{queue.queue_id}" for queue in changed
               if queue.after > queue.max_offset > 0]
     notes = [*lost_queues(changed, wanted.source), *notes]
+    if any(queue.skips for queue in changed):
+        notes.append(Phrase("the skipped messages are unread only in this store: according to "
+                            "{source}, the groups have read them", source=wanted.source))
     if beyond:
         first = next(queue.group for queue in changed if queue.after > queue.max_offset > 0)
         command_line = shlex.join(("rmqctl", "offsets", "reset", store.root, "--group", first,
