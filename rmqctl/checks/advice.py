@@ -262,15 +262,15 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
     # Data that an older broker does not read.
-    for topic in dict.fromkeys(loss.exportable for loss in start.other_losses if loss.exportable):
-        yield NextStep(
-            f"rmqctl export {root} --topic {shlex.quote(topic)} --out messages.jsonl", Phrase(
-                "saves all messages of the topic, also those that a {version} broker does not read",
-                version=start.broker_version))
-        if not is_held:
-            yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
-                "shows what such a broker can keep; --apply prepares the store for it"),
-                "reversible")
+    exports = [loss.exportable for loss in start.other_losses if loss.exportable]
+    for number, words in enumerate(exports, 1):
+        out = f"messages-{number}.jsonl" if len(exports) > 1 else "messages.jsonl"
+        yield NextStep(f"rmqctl export {root} {words} --out {out}", Phrase(
+            "saves the messages of the topic that a {version} broker does not read",
+            version=start.broker_version))
+    if exports and not is_held:
+        yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
+            "shows what such a broker can keep; --apply prepares the store for it"), "reversible")
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:

@@ -31,7 +31,7 @@ class Loss:
     * ``file``: path relative to the store root
     * ``already``: whether the loss has already happened, so that a startup loses nothing more
     * ``by_hand``: what to do by hand if no command prevents the loss
-    * ``exportable``: topic of the messages, if `rmqctl export` reads them
+    * ``exportable``: the options of `rmqctl export` that select the messages, if it reads them
     """
 
     what: str

@@ -25,6 +25,8 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store_settings import FOLDER
 
 NOTE = "lost.json"
+ACTIONS_LOG = "log.jsonl"
+"""The file in ``.rmqctl`` that has a line for each action of all repairs."""
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MAX_PLACES = 100
 """Maximum number of records that a note lists with their positions; further records are only
@@ -37,6 +39,9 @@ _MAX_NAMES, _MAX_NOTES = 100_000, 1000
 _MAX_BYTES = 16 << 10
 _MAX_COUNT = 1 << 53
 _HEAD = 4096
+_MAX_ACTIONS = 1 << 20
+_MAX_WRITING = 600_000
+_CONFIG = re.compile(r"config/\w+\.json")
 
 
 class LostRecord(NamedTuple):
@@ -132,6 +137,40 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
         if loss.total or loss.messages is None:
             losses.append(loss)
     return RepairLosses(tuple(losses), max(0, len(notes) - _MAX_NOTES))
+
+
+def rebuilt_files(root: str) -> list[str]:
+    """Return the configuration files that a repair rebuilt from messages, without those that were
+    written again later. Only the newest actions are read.
+    """
+    times: dict[str, int] = {}
+    try:
+        with FileSource(os.path.join(root, FOLDER, ACTIONS_LOG)) as source:
+            lines = source.read(max(0, source.size - _MAX_ACTIONS), _MAX_ACTIONS).splitlines()
+    except StoreIOError:
+        return []
+    for line in lines:
+        if b'"rebuild"' not in line or b'"config/' not in line:
+            continue
+        try:
+            action = json.loads(line)
+            if (action["action"], action["state"]) == ("rebuild", "applied") and _CONFIG.fullmatch(
+                    action["target"]):
+                times[action["target"]] = _count(action["time"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return [path for path, time in sorted(times.items())
+            if 0 <= time - _time_of(os.path.join(root, path)) < _MAX_WRITING]
+
+
+def _time_of(path: str) -> int:
+    """Return the modification time of a file in ms; 0 if there is no such file. `undo` restores the
+    time of the old file.
+    """
+    try:
+        return vfs.stat(path).st_mtime_ns // 1_000_000
+    except OSError:
+        return 0
 
 
 def pruned_notes(root: str) -> list[str]:

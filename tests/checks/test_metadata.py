@@ -432,6 +432,24 @@ def test_first_log_files_that_no_cleaner_deleted(release: str, store: Build,
     assert answers(root, "doctor", 0)["sound"]
 
 
+def test_what_the_first_log_files_had_is_counted_by_topic(golden_copy: GoldenFolder) -> None:
+    """Also entries of a file with entries that are left, but none that a compaction log serves."""
+    root = golden_copy("5.3.3/compaction/store")
+    for file in sorted((root / "commitlog").iterdir())[:4]:
+        file.unlink()
+    with Store.open(root) as store:
+        start = store.log.min_offset
+        lost = 0
+        for (topic, _), queue in store.plain_queues.items():
+            if topic == "TP_audit_Event0":
+                bound = queue.units(queue.first_index, 1000)
+                lost += sum(0 < unit["size"] and unit["physical_offset"] < start for unit in bound)
+    (loss,) = answers(root, "doctor", 1)["losses"]
+    assert (loss["count"], loss["already"]) == (lost, True)
+    assert "TP_audit_Event0" in loss["cause"]
+    assert "TP_user_Topic" not in loss["cause"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["compaction", "compaction/compactionLog"])
 def test_a_compaction_log_that_is_missing(golden_copy: GoldenFolder, gone: str) -> None:

@@ -35,6 +35,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
 from rmqctl.store.features import COMPACTION, FEATURES
+from rmqctl.store.repair_losses import rebuilt_files
 from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
@@ -72,6 +73,7 @@ class MetadataLosses:
 
     ``offsets``: lost committed offsets with known values.
     ``unknown``: whether offsets with unknown values are also lost.
+    ``facts``: by caption, other texts about what is no loss. ``notes`` has them, too.
     ``restored``: by file, lost entries that `recover` can restore from the copy that the broker
     does not load.
     """
@@ -80,6 +82,7 @@ class MetadataLosses:
     offsets: dict[Position, int] = field(default_factory=dict)
     unknown: bool = False
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, Phrase] = field(default_factory=dict)
     restored: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @property
@@ -449,8 +452,8 @@ class _MetadataJudge:
         """Judge whether log files are missing before the first existing file.
 
         A broker's cleaner deletes log files together with the consume queue files of their
-        messages. If these consume queue files still exist, the cleaner did not delete the log
-        files.
+        messages. If one of these consume queue files still exists, the cleaner did not delete the
+        log files.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):
@@ -462,9 +465,9 @@ class _MetadataJudge:
         if lost:
             count = sum(lost.values())
             cause = Phrase(
-                "the log begins at {start}, but entire consume queue files point before it: "
-                "{count:,} message", "the log begins at {start}, but entire consume queue files "
-                "point before it: {count:,} messages", start=self.store.log.min_offset, count=count)
+                "{count:,} message before the start of the log ({start}) was lost: {topics}",
+                "{count:,} messages before the start of the log ({start}) were lost: {topics}",
+                start=self.store.log.min_offset, count=count, topics=some_of([*lost], _MAX_NAMED))
             self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, count, cause, "commitlog", already=True),
                 "log-start", cause))
@@ -494,6 +497,12 @@ class _MetadataJudge:
     # -- what follows ---------------------------------------------------------------------------
 
     def _notes(self) -> None:
+        rebuilt = rebuilt_files(self.store.root)
+        if rebuilt:
+            self.metadata.facts["rebuilt"] = Phrase(
+                "{paths} by a repair, from the messages: settings that these do not show are a "
+                "broker's defaults. Compare them with a copy of the file", paths=some_of(
+                    [*rebuilt], _MAX_NAMED))
         kinds = {loss.what for loss in self.metadata.losses}
         if losses.OFFSETS in kinds and (self.metadata.offsets or self.metadata.unknown):
             self.metadata.notes.append(self._skipped())

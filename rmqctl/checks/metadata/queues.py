@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rmqctl.checks.metadata.tables import LMQ_OFFSETS, OFFSETS, group_of, is_user_topic
 from rmqctl.checks.verify.context import deleted, known_topics
@@ -13,8 +13,10 @@ from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.store.config.config import load_one
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import Bounds, View
-from rmqctl.store.queue.consume_queue import valid
+from rmqctl.store.queue.compaction import compacted_queues
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
 
@@ -103,22 +105,34 @@ class ReadableQueues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Return, by topic, the number of entries in those consume queue files whose entries all
-        point to missing log files.
+        """Return, by topic, the number of consume queue entries that point to missing log files,
+        from the first entry on that proves that no broker deleted these files.
 
-        A broker's cleaner deletes such a consume queue file together with its log files. The
-        cleaner never deletes the last file of a queue, so the last file does not count.
+        A broker's cleaner deletes a consume queue file together with the log files of its messages,
+        but never the last file of a queue. A file before the last with entries of missing log files
+        alone is such a proof. Entries in other files do not count if they are older than it, as
+        their messages expired. Topics with a compaction log do not count: brokers read it.
         """
-        counts: dict[str, int] = {}
         start = self._store.log.min_offset
-        for (topic, _), queue in self._store.plain_queues.items() if start > 0 else ():
+        firsts = []
+        for _, queue in self._store.plain_queues.items() if start > 0 else ():
             with closing(queue):
-                for file in queue.files[:-1]:
-                    units = queue.units(file.base // UNIT_SIZE, file.size // UNIT_SIZE)
-                    if not len(units) or units[-1]["physical_offset"] >= start:
+                if len(queue.files) > 1:
+                    units = _filled(queue, queue.files[0])
+                    if len(units) and units[-1]["physical_offset"] < start:
+                        firsts.append(int(units[0]["physical_offset"]))
+        counts: dict[str, int] = {}
+        for (topic, queue_id), queue in self._store.plain_queues.items() if firsts else ():
+            if queue_id in compacted_queues(self._store, topic):
+                continue
+            with closing(queue):
+                for file in queue.files:
+                    places = _filled(queue, file)["physical_offset"]
+                    counts[topic] = counts.get(topic, 0) + int(
+                        ((places >= min(firsts)) & (places < start)).sum())
+                    if len(places) and places[-1] >= start:
                         break
-                    counts[topic] = counts.get(topic, 0) + int(valid(units).sum())
-        return {topic: count for topic, count in counts.items() if count}
+        return {topic: count for topic, count in sorted(counts.items()) if count}
 
     def count(self, topic: str) -> int:
         """Return the number of messages in all queues of a topic."""
@@ -135,3 +149,9 @@ class ReadableQueues:
             return None if batch is None else Bounds(*batch.bounds(self._store.log.min_offset))
         except (StoreIOError, FormatError):
             return None
+
+
+def _filled(queue: ConsumeQueue, file: StoreFile) -> Any:
+    """Return the valid units of a consume queue file."""
+    units = queue.units(file.base // UNIT_SIZE, file.size // UNIT_SIZE)
+    return units[valid(units)]

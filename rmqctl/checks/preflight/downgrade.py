@@ -9,6 +9,7 @@ record formats in the log.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +33,7 @@ from rmqctl.formats.tiered import metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import UNIT_SIZE
 from rmqctl.parse_values import now_ms
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Joined, Phrase
 from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
 from rmqctl.store.config.config import load_one, out_of_date
@@ -50,7 +51,12 @@ from rmqctl.store.features import (
 )
 from rmqctl.store.files import listing
 from rmqctl.store.layout import CONFIG_DATABASES
-from rmqctl.store.queue.compaction import CompactionQueue, compacted_queues, first_in_log
+from rmqctl.store.queue.compaction import (
+    CompactionQueue,
+    compacted_queues,
+    first_in_log,
+    is_served,
+)
 from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.store import Store
 
@@ -58,6 +64,7 @@ _TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
            "subscriptionGroup.json": (GROUPS, "subscriptionGroupTable"),
            "consumerOffset.json": (OFFSETS, "offsetTable")}
 _MAPPINGS = "topicQueueMapping.json"
+_COMPACTION_LOG = "compaction/compactionLog"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
@@ -82,6 +89,9 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
             "`rmqctl convert STORE --for {release}` shows what such a broker can keep",
             release=predicted.broker_version))
         predicted.notes += log_path(predicted.broker_version)
+    unserved = _unserved(store)
+    if unserved:
+        predicted.metadata.facts["not delivered"] = Joined("; ", unserved)
 
 
 def log_path(release: str) -> list[Phrase]:
@@ -161,23 +171,47 @@ def _static(store: Store, release: str) -> Iterator[Loss]:
 
 def _compaction(store: Store, release: str) -> Iterator[Loss]:
     """Yield losses of messages of compaction topics that have expired in the commitlog."""
-    for topic in listing(store.path("compaction", "compactionLog")).folders:
+    for topic, count, until in _alone(store, is_read=True):
+        if count != 0:
+            yield Loss(MESSAGES, count, Phrase(
+                "a {version} broker does not read the compaction log of {topic}",
+                version=release, topic=topic), f"{_COMPACTION_LOG}/{topic}",
+                exportable=f"--topic {shlex.quote(topic)} --until {until}")
+
+
+def _unserved(store: Store) -> list[Phrase]:
+    """Return a text for each topic with messages that only a compaction log has, which no broker
+    reads.
+    """
+    return [Phrase(
+        "{count:,} message is only in the compaction log of {topic}, which brokers do not read: "
+        "its cleanup.policy is not COMPACTION", "{count:,} messages are only in the compaction log "
+        "of {topic}, which brokers do not read: its cleanup.policy is not COMPACTION",
+        count=count, topic=topic) for topic, count, _ in _alone(store, is_read=False) if count]
+
+
+def _alone(store: Store, *, is_read: bool) -> Iterator[tuple[str, int | None, int]]:
+    """Yield topics with a compaction log that brokers read, or do not read; the number of messages
+    that only this log has (None if unknown), and the latest store time of these (ms).
+    """
+    for topic in listing(store.path(*_COMPACTION_LOG.split("/"))).folders:
         count: int | None = 0
+        until = 0
         for queue_id in compacted_queues(store, topic):
+            if is_served(store, topic, queue_id) != is_read:
+                continue
             try:
                 compacted = CompactionQueue.open(store, topic, queue_id)
                 if compacted is None:
                     continue
                 with compacted:
-                    alone = len(compacted.alone(first_in_log(store, topic, queue_id)))
-                count = None if count is None else count + alone
+                    alone = compacted.alone(first_in_log(store, topic, queue_id))
+                    until = max([until, *(record.store_timestamp for record in map(
+                        compacted.record, alone) if record is not None)])
+                count = None if count is None else count + len(alone)
             except (StoreIOError, FormatError):
                 count = None
-        if count != 0:
-            yield Loss(MESSAGES, count, Phrase(
-                "a {version} broker does not read the compaction log of {topic}",
-                version=release, topic=topic), f"compaction/compactionLog/{topic}",
-                exportable=topic)
+        yield topic, count, until
 
 
 def _tier(store: Store, release: str) -> Iterator[Loss]:

@@ -167,8 +167,10 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
         facts["already lost"] = Phrase("see the table below")
     else:
         facts["already lost"] = Phrase("nothing else") if lost.all_replaced else Phrase("nothing")
+    facts |= start.metadata.facts
     if diagnosis.earlier:
-        facts["not delivered"] = diagnosis.not_delivered
+        facts["not delivered"] = Joined("; ", [diagnosis.not_delivered, *(
+            [facts["not delivered"]] if "not delivered" in facts else [])])
     if start.positions_unclear:
         facts["unknown"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))

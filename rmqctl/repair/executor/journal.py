@@ -27,12 +27,11 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.aside import asides
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp
-from rmqctl.store.repair_losses import pruned_notes
+from rmqctl.store.repair_losses import ACTIONS_LOG, pruned_notes
 
 FOLDER = "repairs"
 JOURNAL = "journal.jsonl"
 STATE = "state.json"
-ACTIONS_LOG = "log.jsonl"
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MAX_HEADER = 1 << 24
