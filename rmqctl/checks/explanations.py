@@ -66,7 +66,8 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
         for name, cause in group["members"].items():
             category = CATEGORIES[name]
             yield Explanation(name, FINDING, cause, category.severity, category.meaning,
-                              group["title"], group["brokers"].strip(), group["advice"].strip())
+                              group["title"], group["brokers"].strip(),
+                              group.get("advice_for", {}).get(name, group["advice"].strip()))
 
 
 def explain(name: str, lang: str = "en") -> Explanation:

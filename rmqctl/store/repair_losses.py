@@ -164,7 +164,7 @@ def rebuilt_files(root: str) -> list[str]:
 
 
 def _time_of(path: str) -> int:
-    """Return the modification time of a file in ms; 0 if there is no such file. `undo` restores the
+    """Return the modification time of a file in ms; 0 if it does not exist. `undo` restores the
     time of the old file.
     """
     try:

@@ -73,7 +73,7 @@ class MetadataLosses:
 
     ``offsets``: lost committed offsets with known values.
     ``unknown``: whether offsets with unknown values are also lost.
-    ``facts``: by caption, other texts about what is no loss. ``notes`` has them, too.
+    ``facts``: texts about something other than losses, by their caption.
     ``restored``: by file, lost entries that `recover` can restore from the copy that the broker
     does not load.
     """

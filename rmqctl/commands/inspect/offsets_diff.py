@@ -56,8 +56,8 @@ def command(
              if offsets_a else "neither side has any offset")
     if any(row["diff"] is None or row["diff"] > 0 for row in rows) and vfs.isdir(a):
         out.note(Phrase(
-            "`{command}` raises the smaller offsets of {store}. Do so before its slaves start: they "
-            "copy the offsets of their master", store=a, command=shlex.join(
+            "`{command}` raises the smaller offsets of {store}. Do so before its slaves start: "
+            "they copy the offsets of their master", store=a, command=shlex.join(
                 ["rmqctl", "offsets", "import", a, b, "--max"])))
     if rows:
         raise typer.Exit(int(ExitCode.FINDINGS))
