@@ -43,6 +43,9 @@ def test_entries_after_gaps_are_one_warning_for_each_gap(rmqctl: Any, tmp_path: 
     assert sum(one["count"] for one in found) == COUNT - len(gone) - gone[0]
     said = rmqctl("doctor", tmp_path / "store", "-o", "json").expect(0).json()
     assert (said["sound"], said["already_lost"], said["would_lose"]) == (True, 0, 0)
+    pytest.importorskip("rocksdict")
+    plan = rmqctl("convert", tmp_path / "store", "--consumequeue", "rocksdb").expect(0)
+    assert f"in orders/0 (by {len(gone)}), entries are before" in " ".join(plan.err.split())
 
 
 def test_a_message_without_an_entry_is_no_gap(rmqctl: Any, tmp_path: Path) -> None:

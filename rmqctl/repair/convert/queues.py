@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.phrases import Phrase, some_of
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import (
     Action,
@@ -49,6 +51,7 @@ rebuilt completely.
 """
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
+_MAX_NAMED = 3
 _TO_ROCKSDB = (
     "a broker reads these consume queues with storeType=defaultRocksDB (5.2.0 or later), and then "
     "also keeps topics, groups and consumer offsets in RocksDB. At its first start, it reads only "
@@ -117,10 +120,28 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
                     store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), configuration.settings)
                 steps, actions = _in_files(scratch, before, table)
         # The plan, with the next queue offsets.
-        note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
+        form_notes = ([*_gaps(store), _TO_ROCKSDB] if options.to == "rocksdb" else [_TO_FILES])
         return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
             f"{topic}-{queue_id}": end for (topic, queue_id), end in sorted(table.items())},
-            notes=(*configuration.notes, note))
+            notes=(*configuration.notes, *form_notes))
+
+
+def _gaps(store: Store) -> list[Phrase]:
+    """Return a note on the queues whose last entry in files is not at the queue offset that its
+    message has. A database has it there, after a gap.
+    """
+    moved = []
+    for (topic, queue_id), queue in store.queues.items():
+        with closing(queue):
+            last = queue.disk_end - 1
+            unit = queue.unit(last)
+        record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
+        if record is not None and record.queue_offset > last:
+            moved.append(f"{topic}/{queue_id} (by {record.queue_offset - last:,})")
+    return [Phrase(
+        "in {queues}, entries are before the queue offsets of their messages. A database has them "
+        "at these offsets, so groups that have read further receive messages again",
+        queues=some_of(moved, _MAX_NAMED))] if moved else []
 
 
 def _refuse(store: Store, to: Form) -> None:
