@@ -307,9 +307,11 @@ class Losses:
     @property
     def replaced_in_words(self) -> Phrase | None:
         """Return a sentence about the messages that repairs replaced; None if there are none."""
-        return Phrase("{count:,} message was lost earlier: `recover` replaced it with a filler",
-                      "{count:,} messages were lost earlier: `recover` replaced them with fillers",
-                      count=self.all_replaced) if self.all_replaced else None
+        return Phrase(
+            "{count:,} message was lost earlier: `recover` replaced it with a filler, which "
+            "consumers receive", "{count:,} messages were lost earlier: `recover` replaced them "
+            "with fillers, which consumers receive",
+            count=self.all_replaced) if self.all_replaced else None
 
     @property
     def would_lose_by_topic(self) -> dict[str, int]:

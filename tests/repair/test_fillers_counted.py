@@ -64,7 +64,7 @@ def test_they_are_counted_until_they_are_taken_back(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_a_consumer_receives(tmp_path: Path) -> None:
     done = run("recover", damaged(tmp_path / "s"), *SIZES).expect(1)
-    assert "an empty placeholder with the property RMQCTL=lost" in " ".join(done.out.split())
+    assert "an empty message with the property RMQCTL=lost" in " ".join(done.out.split())
     assert "tombstone" not in (done.out + run("recover", "--help").out).lower()
     assert "RMQCTL=lost" in " ".join(run("recover", "--help").out.split())
 

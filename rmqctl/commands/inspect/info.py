@@ -205,7 +205,8 @@ class _InfoScreen:
             return
         self._page.blank()
         rows = [
-            {"structure": structure["kind"], "files": structure["files"], "size": structure["size"],
+            {"structure": "abort.bak" if structure["kind"] == "abort" and not self._facts["abort"]
+             else structure["kind"], "files": structure["files"], "size": structure["size"],
              "on disk": structure["allocated"]}
             for structure in self._facts["structures"]
         ]

@@ -34,8 +34,8 @@ _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOC
 """Pattern of a broker's file names in the log, the consume queues, the index, and RocksDB
 databases.
 """
-_FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholder with the "
-                 "property RMQCTL=lost.")
+_FILLED = Phrase("Each lost message is replaced by a filler: an empty message with the property "
+                 "RMQCTL=lost, which consumers receive.")
 
 
 @dataclass(frozen=True, slots=True)
