@@ -201,7 +201,7 @@ def test_configuration_and_checkpoint_are_named(pair: tuple[Tiny, Tiny]) -> None
     a, b = pair
     names = sorted(path.name for path in (a.root / "config").iterdir() if path.suffix == ".json")
     with (b.root / "config" / names[0]).open("ab") as file:
-        file.write(b" ")
+        file.write(b"}")
     (b.root / "config" / names[1]).unlink()
     (a.root / "config/topics.json.bak").write_bytes(b"whatever")
     damage.write(b.root, "checkpoint", 8, bytes(8))
