@@ -26,7 +26,7 @@ from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
 _MAX_NAMED = 3
-_EARLIER = "; a startup may have truncated the log here"
+_EARLIER = "; perhaps truncated by a startup"
 _OF_THE_END = frozenset({"log-cut", "cq-ahead"})
 _GAP = "zeros to the end of the file, but the log continues in a later file"
 
@@ -38,14 +38,14 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     """
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
-    beyond = plural(gone, "queue entry points", "queue entries point")
+    lost = plural(gone, "later message")
     findings = [*_spans(context, log_end, gone), *_bad_records(context),
                 *_without_crc(context), *_headers(context),
                 *_fillers(context), *_earlier_life(context, log_end), *_contradicted(context)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage at the end includes it
             ahead = []
-            yield replace(finding, detail=f"{finding.detail}; {beyond} beyond it: messages lost")
+            yield replace(finding, detail=f"{finding.detail}; {lost} lost")
         else:
             yield finding
     for name in context.result.shrunk:
@@ -56,7 +56,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
                       "places (only counted)", count=context.result.unlisted)
     if ahead and (gone > 1 or _index_agrees(context)):
         yield Finding(
-            "log-cut", "commitlog", f"the log ends at {log_end}; {beyond} beyond it: messages lost",
+            "log-cut", "commitlog", f"the log ends at {log_end}; {lost} lost",
             **_place(context, log_end), count=gone)
 
 

@@ -281,9 +281,8 @@ class QueueReconciler(LeftOverRows):
                 f"offset {start} on: too early by {by}", start - by, count=count)
         if self._lost:
             yield self.finding(
-                "cq-lost", f"{plural(len(self._lost), 'entry', 'entries')} pointing to damaged or "
-                f"missing messages: queue offset {_ranges(self._lost)}", self._lost[0],
-                count=len(self._lost))
+                "cq-lost", f"{plural(len(self._lost), 'entry', 'entries')} of damaged or lost "
+                f"messages: {_ranges(self._lost)}", self._lost[0], count=len(self._lost))
         if self.queue.in_rocksdb:
             from rmqctl.checks.verify.queue import rocksdb
 
@@ -581,10 +580,10 @@ def dispatched_to(record: Record, queue: str) -> bool:
     return queue in properties.get(props.MULTI_DISPATCH, "").split(",")
 
 
-def _ranges(rows: list[int], most: int = 8) -> str:
+def _ranges(rows: list[int], most: int = 2) -> str:
     parts = merged([(row, row + 1) for row in rows])
     words = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in parts[:most]]
-    return ", ".join(words) + (f" and {len(parts) - most} more ranges" if len(parts) > most
+    return ", ".join(words) + (f" and {len(parts) - most} more" if len(parts) > most
                                else "")
 
 

@@ -291,10 +291,10 @@ def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
         yield note(file, "tiered-oddity", f"invalid header end time {end}: a broker read an IPv6 "
                    "host as the store time", fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end > high:
-        yield note(file, "tiered-index-header", f"header end time {time_text(end)}, but its newest "
-                   f"item is from {time_text(high)}", fmt.HEADER.field("end_timestamp").offset,
+        yield note(file, "tiered-index-header", f"header end time {time_text(end)} is after "
+                   f"the newest item {time_text(high)}", fmt.HEADER.field("end_timestamp").offset,
                    length=8)
     elif end < low:
-        yield note(file, "tiered-oddity", f"header end time {time_text(end)} is before newest item "
-                   f"{time_text(low)}: lost when a broker reopened the file",
+        yield note(file, "tiered-oddity", f"header end time {time_text(end)} is before "
+                   f"the newest item {time_text(low)}",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

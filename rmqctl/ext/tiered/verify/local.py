@@ -47,8 +47,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCove
         if low > end:
             counted.in_neither += low - end
             yield Finding("tiered-lost", LOCAL, "expired before upload: "
-                          f"{plural(low - end, 'message')} from queue offset {end} on; a broker "
-                          "restarts this queue", where,
+                          f"{plural(low - end, 'message')} from queue offset {end} on", where,
                           topic=name.topic, queue_id=name.queue_id, queue_offset=end,
                           count=low - end)
         queue_offset = max(low, first)
