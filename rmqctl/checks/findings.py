@@ -306,7 +306,7 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "entry tags code does not match the message", _derived),
     "cq-duplicate": Category(ERROR, "two entries point to the same message", _derived),
     "cq-after-gap": Category(
-        INFO, "queue offsets are missing in the log; later entries follow without a gap"),
+        INFO, "queue offsets are missing from the log, but the consume queue has no gap there"),
     "cq-out-of-order": Category(
         ERROR, "an entry points to a message with another queue offset", _derived),
     "cq-ext": Category(ERROR, "an extension unit is missing or does not match its message",

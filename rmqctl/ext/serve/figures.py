@@ -26,7 +26,7 @@ _MAX_EVENTS = 50
 their total.
 """
 _LAG_S = 0.02
-"""Maximum seconds for computing lags, which happens at most once a second."""
+"""Time limit (s) for one computation of the lags. They are computed at most once a second."""
 _MAX_QUEUES = 1000
 
 

@@ -84,8 +84,8 @@ def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
         pair = next(((old, new) for old, new in pairs if os.path.normpath(old) in folders), None)
         if pair is None:
             names = ", ".join(folders) if folders else "none"
-            raise UsageError(f"--moved {text}: expected OLD=NEW, where OLD is a folder outside of "
-                             f"the store in which repair {journal.id} changed files: {names}")
+            raise UsageError(f"--moved {text}: expected OLD=NEW. OLD must be one of these folders "
+                             f"outside the store, where repair {journal.id} changed files: {names}")
         if not os.path.isdir(pair[1]):
             raise UsageError(f"--moved {text}: {pair[1] or 'NEW'} is not a folder")
         given[os.path.normpath(pair[0])] = os.path.realpath(pair[1])
