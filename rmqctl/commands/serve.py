@@ -71,7 +71,7 @@ class LimitOptions(OptionGroup):
                             "connection with the oldest one  [default: 64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
-        help="Close connections that neither send nor read for this time (10s, or seconds)  "
+        help="Close connections that neither send nor read for this long (such as 10s)  "
              "[default: 2m]")] = None
     address_share: Annotated[int, typer.Option(
         "--max-address-share", metavar="PERCENT", min=1, max=100, rich_help_panel=_LIMITS,
@@ -129,7 +129,7 @@ def command(
                        "keep.")] = "disk",
     idle_exit: Annotated[int | None, typer.Option(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
-        help="Stop when no client has been connected for this time (10s, or seconds).")] = None,
+        help="Stop when no client has been connected for this long (such as 10s).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="Stop when the pipe on standard input closes. With --temp, "
                                  "the parent program can inject faults through it.")] = False,

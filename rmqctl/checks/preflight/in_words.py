@@ -12,7 +12,9 @@ _MAX_CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
-    """Return a sentence on earlier losses, whether a broker starts, and what the start loses."""
+    """Return a sentence that says what was lost earlier, whether a broker would start, and what it
+    would lose.
+    """
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:

@@ -1,4 +1,4 @@
-"""Intact messages that a start loses:
+"""Intact messages that a broker loses at startup:
 
 * messages that the start truncates
 * messages in the log without a consume queue entry

@@ -94,7 +94,7 @@ class SecondStart:
 
     @property
     def sentence(self) -> Phrase:
-        """Return a sentence about what the second start loses."""
+        """Return a sentence about what a broker loses at its second start."""
         return Phrase(
             "The second, clean start truncates the log at {offset} and loses {count:,} message "
             "that this start keeps: {why}",
@@ -444,7 +444,9 @@ class Prediction:
 
     @property
     def also_loses(self) -> Phrase | None:
-        """Return what the start loses besides messages: ``12 committed offsets, 3 topics``."""
+        """Return what a broker loses at startup besides messages: ``12 committed offsets, 3
+        topics``.
+        """
         return summed(loss for loss in self.beside_messages if not loss.already)
 
     @property

@@ -26,8 +26,8 @@ START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once 
 
 
 def look(root: str) -> Phrase:
-    """Return the sentence above the commands that check a store. `backup` copies only local stores:
-    others are copied by `restore`, and tiers by other tools.
+    """Return the sentence to show above the commands that check a store. It advises `backup` only
+    for local stores, because `restore` copies remote ones, and other tools copy tiers.
     """
     return _LOOK if vfs.is_elsewhere(root) or is_tier(root) else _LOOK_AFTER_COPY
 

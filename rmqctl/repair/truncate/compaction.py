@@ -1,9 +1,9 @@
 """Truncate the compaction logs of a store whose queues are truncated (spec: timer-and-others-5x.md
 §2).
 
-A broker serves a compacted topic only from its compaction log. Messages beyond the end of the queue
-would still be served. New messages with their queue offsets would not be added, because the index
-of the compaction log already has these offsets.
+A broker serves a compacted topic only from its compaction log. If this log were not truncated, the
+broker would still serve the messages beyond the new end of the queue. It would not add new messages
+that have the same queue offsets, because the index of the compaction log already contains these.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
     """Return the records of an undamaged range. If there are more than twice `MAX_PAGE_RECORDS`,
     return only those near the two ends; if there are more than `_MAX_READ`, return none.
 
-    Raises: StoreIOError, also on access to a record.
+    The records are read when they are accessed. Raises: StoreIOError, then too.
     """
     places: list[tuple[int, int]] = []
     for batch in Walk(source, start - source.base, end - source.base, growing=True,
