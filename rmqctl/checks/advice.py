@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl import vfs
-from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
+from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS
 from rmqctl.checks.metadata.judge import commands
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase, counted
@@ -136,7 +136,8 @@ _MEMBER = Phrase("restores the log from another member of the DLedger group")
 _UNDO = Phrase("an earlier repair moved parts of the log aside; this restores them first")
 _PLAN = Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it")
 _FINDINGS = Phrase("lists every finding with its location")
-_KEEP = Phrase("treats undecided records as messages")
+_KEEP = Phrase("treats undecided records as messages: right unless senders put copies of records "
+               "into message bodies")
 _LEAVE_OUT = Phrase("discards undecided records, which may be part of a message body")
 _FORMS = {
     " --consumequeue file": Phrase("creates the consume queues as files (storeType=default)"),
@@ -271,6 +272,10 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
     if exports and not is_held:
         yield NextStep(f"rmqctl convert {root} --for {start.broker_version}", Phrase(
             "shows what such a broker can keep; --apply prepares the store for it"), "reversible")
+    if any(loss.what == TIMERS for loss in start.other_losses):
+        yield NextStep(f"rmqctl timers list {root}", Phrase(
+            "lists the timed messages with topic and keys: send again those that are lost and "
+            "still needed"))
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:

@@ -136,6 +136,9 @@ class Diagnosis:
         if self.sound:
             repaired = self.repaired
             parts = [self._replaced or (Phrase("no damage now") if repaired is not None else
+                                        Phrase("no damage now, but a repair moved consumer "
+                                               "offsets aside") if "offsets" in
+                                        start.metadata.facts else
                                         Phrase("no damage found") if lost.unread or self.earlier
                                         else Phrase("no damage, and nothing is lost"))]
             if self.earlier:
@@ -193,7 +196,7 @@ class Diagnosis:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",
                                 count=start.messages_damaged))
-        if lost.in_log:
+        if lost.in_log and lost.in_log != lost.cut_undecided:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=lost.in_log))
         # Losses of repairs, and what cannot be judged.

@@ -245,7 +245,7 @@ CATEGORIES: dict[str, Category] = {
     "kept-damaged": Category(
         INFO, "damaged messages that `recover` kept", _read_kept),
     "lost-in-repair": Category(
-        INFO, "messages or undecided records that an earlier repair discarded", _list_repairs),
+        INFO, "messages that an earlier repair could not restore, or discarded", _list_repairs),
     "header-born-port": Category(
         ERROR, "invalid born port: clients discard this message and the rest of the pull",
         _of_log),

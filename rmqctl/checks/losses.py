@@ -173,8 +173,8 @@ class TierLosses:
         """Return a sentence about messages that repairs of the tier dropped; None if they dropped
         none.
         """
-        return Phrase("{count:,} message was lost in repairs of the tier",
-                      "{count:,} messages were lost in repairs of the tier",
+        return Phrase("{count:,} message is missing since repairs of the tier",
+                      "{count:,} messages are missing since repairs of the tier",
                       count=self.in_repairs) if self.in_repairs else None
 
     @property
@@ -290,6 +290,10 @@ class Losses:
         """Return a sentence about the messages in `would_lose`. It calls them intact unless some of
         them are undecided.
         """
+        if self.cut_undecided and self.cut_undecided == self.would_lose:
+            return Phrase("startup would lose {count:,} record, which may be a message",
+                          "startup would lose {count:,} records, which may be messages",
+                          count=self.would_lose)
         if self.cut_undecided:
             return Phrase("startup would lose {count:,} message, {undecided:,} of them undecided",
                           "startup would lose {count:,} messages, {undecided:,} of them undecided",

@@ -21,13 +21,13 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
 
 
 def in_words(loss: RepairLoss) -> Phrase:
-    """Describe the losses from a repair: ``22 messages were lost in repair ID``."""
+    """Describe the losses from a repair: ``22 messages are missing since repair ID``."""
     if loss.messages is None:
         return Phrase("the losses of repair {id} are unknown: its record is damaged", id=loss.id)
     parts = []
     if loss.messages:
-        parts.append(Phrase("{count:,} message was lost in repair {id}",
-                            "{count:,} messages were lost in repair {id}",
+        parts.append(Phrase("{count:,} message is missing since repair {id}",
+                            "{count:,} messages are missing since repair {id}",
                             count=loss.messages, id=loss.id))
     if loss.undecided:
         parts.append(Phrase("{count:,} undecided record was discarded in repair {id}",

@@ -191,7 +191,8 @@ def retention(store: Store, around: StartEnvironment, version: str | None = None
         answer.notes += expire_timer(store, store.log.min_offset, after,
                                      progress.timer_read).notes
     # Notes on the file times of a copied store.
-    answer.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
+    if not gone:
+        answer.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
     if disk.expires_files:
         answer.notes.append(
             "a log file's age counts from its last modification, a time that cp -p, rsync -a and "

@@ -41,7 +41,7 @@ _MAX_COUNT = 1 << 53
 _HEAD = 4096
 _MAX_ACTIONS = 1 << 20
 _MAX_WRITING = 600_000
-_CONFIG = re.compile(r"config/\w+\.json")
+_CONFIG = re.compile(r"config/(topics|subscriptionGroup|consumerOffset)\.json")
 
 
 class LostRecord(NamedTuple):
@@ -139,28 +139,32 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     return RepairLosses(tuple(losses), max(0, len(notes) - _MAX_NOTES))
 
 
-def rebuilt_files(root: str) -> list[str]:
-    """Return the configuration files that a repair rebuilt from messages, without those that were
-    written again later. Only the newest actions are read.
+def config_repairs(root: str) -> tuple[list[str], list[str]]:
+    """Return (the configuration files that a repair rebuilt from messages and that were not written
+    again later, those that a repair moved aside and that were created again). Only the newest
+    actions are read.
     """
-    times: dict[str, int] = {}
+    rebuilt: dict[str, int] = {}
+    aside: dict[str, int] = {}
     try:
         with FileSource(os.path.join(root, FOLDER, ACTIONS_LOG)) as source:
             lines = source.read(max(0, source.size - _MAX_ACTIONS), _MAX_ACTIONS).splitlines()
     except StoreIOError:
-        return []
+        return [], []
     for line in lines:
-        if b'"rebuild"' not in line or b'"config/' not in line:
+        if b'"config/' not in line:
             continue
         try:
             action = json.loads(line)
-            if (action["action"], action["state"]) == ("rebuild", "applied") and _CONFIG.fullmatch(
-                    action["target"]):
+            if action["state"] == "applied" and _CONFIG.fullmatch(action["target"]):
+                times = {"rebuild": rebuilt, "move aside": aside}.get(action["action"], {})
                 times[action["target"]] = _count(action["time"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return [path for path, time in sorted(times.items())
-            if 0 <= time - _time_of(os.path.join(root, path)) < _MAX_WRITING]
+    written = {path: _time_of(os.path.join(root, path)) for path in {**rebuilt, **aside}}
+    return ([path for path, time in sorted(rebuilt.items())
+             if 0 <= time - written[path] < _MAX_WRITING],
+            [path for path, time in sorted(aside.items()) if written[path] > time])
 
 
 def _time_of(path: str) -> int:

@@ -214,10 +214,23 @@ def test_static_topics_have_other_queues(golden_copy: GoldenFolder, release: str
 # -- what to do about it -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "named"), [("v2topic", True), ("batchcq", True), ("timer", True),
+@pytest.mark.parametrize(("name", "named"), [("v2topic", True), ("batchcq", True), ("timer", False),
                                              ("rocksdb-config-v1", True), ("basic", False)])
 def test_a_downgrade_that_loses_something_names_convert(golden: GoldenFolder, name: str, *,
                                                         named: bool) -> None:
+    """`convert` changes nothing for timed messages."""
     root = golden(f"5.3.3/{name}/store")
     assert any("convert STORE --for 4.9.3" in note for note in ask(root, "4.9.3").notes) is named
     assert not any("--for" in note for note in ask(root, "5.3.3").notes)
+
+
+def test_a_downgrade_of_timed_messages(golden: GoldenFolder, rmqctl: Runner) -> None:
+    """`timers list` shows what to send again; an older broker needs the path of the log."""
+    root = golden("5.3.3/timer/store")
+    found = rmqctl("doctor", root, "--broker-version", "4.9.3", "-o", "json").json()
+    assert f"rmqctl timers list {root}" in found["next"]
+    (remains,) = found["remains"]
+    assert "5.0.0 or later" in remains["why"]
+    for command in ("doctor", "preflight"):
+        text = rmqctl(command, root, "--broker-version", "4.9.3").out
+        assert "set storePathCommitLog" in " ".join(text.split())

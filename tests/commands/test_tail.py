@@ -212,3 +212,13 @@ def test_a_store_that_is_cut_and_written_again(log: tuple[Writer, list[Part]]) -
     assert code == 130
     assert f"physical offset {parts[1].offset}" in said
     assert "was truncated" in said
+
+
+def test_newer_messages_that_the_log_lost_are_named(golden_copy: GoldenFolder,
+                                                    rmqctl: Runner) -> None:
+    """`tail` and `read` of a whole log without its last file say so."""
+    root = golden_copy("5.3.3/basic/store")
+    max((root / "commitlog").iterdir()).unlink()
+    for command in ("tail", "read"):
+        assert "are already lost" in " ".join(rmqctl(command, root).err.split())
+    assert "already lost" not in rmqctl("read", root, "--limit", "1").err

@@ -123,6 +123,6 @@ def test_a_tier_that_can_be_repaired_is_nothing_to_do_by_hand(root: Path) -> Non
     expire(root)
     run("tiered", "recover", root, "--apply", "--yes").expect(0, 1)
     after = run("doctor", root, *JSON).expect(1).json()
-    assert "messages were lost in repairs of the tier" in after["verdict"]
+    assert "messages are missing since repairs of the tier" in after["verdict"]
     assert after["already_lost"] > 10
     assert not [loss for loss in after["losses"] if loss["file"] == "tieredstore"]

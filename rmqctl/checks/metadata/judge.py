@@ -35,7 +35,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
 from rmqctl.store.features import COMPACTION, FEATURES
-from rmqctl.store.repair_losses import rebuilt_files
+from rmqctl.store.repair_losses import config_repairs
 from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
@@ -497,7 +497,11 @@ class _MetadataJudge:
     # -- what follows ---------------------------------------------------------------------------
 
     def _notes(self) -> None:
-        rebuilt = rebuilt_files(self.store.root)
+        rebuilt, aside = config_repairs(self.store.root)
+        if self._offsets.path in aside:
+            self.metadata.facts["offsets"] = Phrase(
+                "a repair moved the old {path} aside: groups have only the offsets that were set "
+                "since", path=self._offsets.path)
         if rebuilt:
             self.metadata.facts["rebuilt"] = Phrase(
                 "{paths} by a repair, from the messages: settings that these do not show are a "

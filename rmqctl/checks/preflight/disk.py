@@ -231,9 +231,9 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
         rules.reserved_hours, rules.delete_when, at_once, around.no_disk or None), refuses
 
 
-def expiry(disk: DiskUse | None) -> Phrase | None:
+def expiry(disk: DiskUse | None, *, hint: bool = True) -> Phrase | None:
     """Return a note on the log files that the broker deletes because of their age, and on the time
-    of deletion. None if no file is old enough.
+    of deletion. None if no file is old enough. ``hint``: whether to name `rmqctl retention`.
     """
     if disk is None or not disk.expires_files:
         return None
@@ -243,9 +243,11 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
     when = Phrase("1 minute after startup, because the disk is fuller than "
                   "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
         "in the hour of deleteWhen={hour}", hour=disk.delete_when)
-    return Phrase("{files} older than fileReservedTime={hours} h: the broker deletes them {when} "
-                  "(`rmqctl retention STORE` counts the unread messages in them)",
-                  files=detail, hours=disk.reserved_hours, when=when)
+    expires = Phrase(
+        "{files} older than fileReservedTime={hours} h: the broker deletes them {when}",
+        files=detail, hours=disk.reserved_hours, when=when)
+    return Phrase("{what} (`rmqctl retention STORE` counts the unread messages in them)",
+                  what=expires) if hint else expires
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:

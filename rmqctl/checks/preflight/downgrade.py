@@ -70,10 +70,10 @@ _COMPACTION_LOG = "compaction/compactionLog"
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
     """Add to a prediction's losses the data that the predicted broker's release does not read."""
     version = version_of(predicted.broker_version)
-    unread = (
-        "v2 record" in predicted.stop_reason
-        or bool(predicted.unreachable and store.batch_queues and not version.batch_queues)
-        or (not version.timer and any(loss.what == TIMERS for loss in predicted.other_losses)))
+    without_timer = not version.timer and any(
+        loss.what == TIMERS for loss in predicted.other_losses)
+    unread = "v2 record" in predicted.stop_reason or bool(
+        predicted.unreachable and store.batch_queues and not version.batch_queues)
     for feature, loss in downgrade_losses(store, predicted.broker_version):
         unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(
@@ -88,7 +88,9 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
         predicted.notes.append(Phrase(
             "`rmqctl convert STORE --for {release}` shows what such a broker can keep",
             release=predicted.broker_version))
-        predicted.notes += log_path(predicted.broker_version)
+    notes = log_path(predicted.broker_version) if unread or without_timer else []
+    if notes:
+        predicted.metadata.facts["broker.conf"] = Joined("; ", notes)
     unserved = _unserved(store)
     if unserved:
         predicted.metadata.facts["not delivered"] = Joined("; ", unserved)

@@ -59,6 +59,9 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
                 version.timer) else (Phrase(
                     "a {version} broker has no timer: pending timed messages are never delivered",
                     version=predicted.broker_version), Phrase(
+                    "a broker of 5.0.0 or later delivers them, but not the {late:,} that are "
+                    "overdue by more than 7 days: send these again", late=start.skipped)
+                    if start.skipped else Phrase(
                     "start a broker of 5.0.0 or later until all of them are delivered"))
             predicted.other_losses.append(Loss(TIMERS, count, cause, "timerlog", by_hand=remedy))
             predicted.incurable += 1
@@ -84,8 +87,8 @@ def _losses(start: TimerStart) -> list[Loss]:
         losses.append(Loss(TIMERS, start.skipped, Phrase(
             "overdue by more than 7 days: a start skips timed messages due before {time}",
             time=time_text(start.read_from)), "timerlog", by_hand=Phrase(
-            "no broker delivers timed messages this late: `rmqctl read STORE --topic "
-            "rmq_sys_wheel_timer` shows them; send again those that are still needed")))
+            "no broker delivers timed messages this late: send again those that are still "
+            "needed")))
     if start.unreachable:
         losses.append(Loss(TIMERS, start.unreachable, Phrase(
             "the timer wheel is missing: a start rebuilds it only from the last timer log file")

@@ -159,7 +159,8 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
                              else Phrase("normal")}
     repaired = all_in_words(prediction.repairs)
     if repaired is not None:
-        facts["lost in repairs"] = repaired
+        facts["since repairs"] = repaired
+    facts |= prediction.metadata.facts
     if prediction.start_file:
         facts["starts with"] = Phrase("{what}: {why}", what=prediction.start_file,
                                       why=prediction.start_reason)

@@ -68,7 +68,7 @@ def _show(page: Human, forecast: Retention, tz: tzinfo) -> None:
     # Begin with the files that go, and the cost.
     disk, rules = forecast.disk, forecast.rules
     page.text(_first_line(forecast), "good" if forecast.harmless else "bad")
-    old = expiry(disk)
+    old = expiry(disk, hint=False)
     if old is not None:
         page.text(old)
     page.blank()

@@ -11,7 +11,7 @@ from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import ReadFaults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
-from rmqctl.commands.shared.store_warnings import tell_left_over
+from rmqctl.commands.shared.store_warnings import tell_left_over, warn_of_missing
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def command(
             if not shown:
                 out.note(missing_queue(opened, topic, queue) or "no messages")
                 faults.has_findings |= is_unknown(opened, topic)
+        elif wanted.count is None and group is None:
+            warn_of_missing(out, opened, damaged=faults.has_findings)
     faults.end()
 
 

@@ -12,6 +12,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
 from rmqctl.commands.shared.messages import ReadFaults, show_rows
 from rmqctl.commands.shared.options import Out, StoreLog
+from rmqctl.commands.shared.store_warnings import warn_of_missing
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
 from rmqctl.output.streams import wait
@@ -65,6 +66,8 @@ def command(
         else:
             rows = _followed(rows, tail, projection, faults, lambda: wait(interval / 1000))
         show_rows(out, rows, projection, show.tz)
+        if not follow:
+            warn_of_missing(out, opened, damaged=faults.has_findings)
     faults.end()
 
 

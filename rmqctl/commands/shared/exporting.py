@@ -219,7 +219,7 @@ def warn_of(out: Output, result: ExportResult) -> None:
         beside = f"{result.out}.manifest.json"
         manifests = [path for path in (os.path.join(result.out, MANIFEST), beside)
                      if os.path.exists(path)]
-        out.warn(f"the export is incomplete: {manifests[0]} lists what is missing" if manifests
+        out.warn(f"the export is incomplete: {manifests[0]} has the details" if manifests
                  else "the export is incomplete")
 
 

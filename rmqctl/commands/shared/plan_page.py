@@ -125,6 +125,9 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
         parts.append(Phrase("{count:,} message lost", "{count:,} messages lost", count=lost))
     if plan.kept_damaged:
         parts.append(Phrase("{count:,} kept damaged", count=plan.kept_damaged))
+    if discarded := plan.drops[1] if not proposal.choice else 0:
+        parts.append(Phrase("{count:,} undecided record discarded",
+                            "{count:,} undecided records discarded", count=discarded))
     if proposal.also is not None:
         parts.append(proposal.also)
     what = Joined(", ", parts)

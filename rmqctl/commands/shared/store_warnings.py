@@ -63,8 +63,9 @@ def lost_texts(lost: MissingMessages) -> Iterator[str]:
                "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
                "details")
     if count := lost.in_repairs + lost.discarded:
-        yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
-               f"record{'' if count == 1 else 's'}; `rmqctl doctor` lists the repairs")
+        yield (f"{counted(count, 'message')} or undecided record"
+               f"{' is' if count == 1 else 's are'} missing since earlier repairs; `rmqctl doctor` "
+               "lists them")
 
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
@@ -73,11 +74,18 @@ def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
 
     ``damaged``: whether the log is known to be damaged.
     """
-    from rmqctl.checks.preflight.missing import missing
     from rmqctl.store import Store
 
     for name in stores:
         with Store.open(vfs.abspath(name), folders) as store:
-            lost = missing(store, damaged=damaged)
-        for text in lost_texts(lost):
-            out.warn(f"{name}: {text}" if len(stores) > 1 else text)
+            warn_of_missing(out, store, name if len(stores) > 1 else "", damaged=damaged)
+
+
+def warn_of_missing(out: Output, store: Store, name: str = "", *, damaged: bool = False) -> None:
+    """Warn about the lost messages of a store, like `warn_of_lost`. ``name``: its name, if several
+    stores are read.
+    """
+    from rmqctl.checks.preflight.missing import missing
+
+    for text in lost_texts(missing(store, damaged=damaged)):
+        out.warn(f"{name}: {text}" if name else text)

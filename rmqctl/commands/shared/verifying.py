@@ -155,7 +155,7 @@ def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
         "messages": count_text(cover.messages),
         **({"undecided": Phrase("{count} (messages, or part of a damaged message's body)",
                                 count=count_text(lost.in_log))} if lost.in_log else {}),
-        **({"lost in repairs": Phrase("{count} (messages, and undecided records)",
+        **({"since repairs": Phrase("{count} (messages, and undecided records)",
                                       count=count_text(cover.messages_lost_in_repairs))}
            if cover.messages_lost_in_repairs else {}),
         **({"already lost": counted(verdict.already_lost, "message")}

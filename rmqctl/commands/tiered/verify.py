@@ -99,7 +99,7 @@ def covered(verdict: VerifyResult[TierCoverage]) -> dict[str, str]:
                         "kept damaged bodies)"} if cover.messages_replaced else {}),
         **({"already lost": counted(verdict.already_lost, "message")}
            if verdict.already_lost else {}),
-        **({"lost in repairs": count_text(cover.messages_lost_in_repairs)}
+        **({"since repairs": count_text(cover.messages_lost_in_repairs)}
            if cover.messages_lost_in_repairs else {}),
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "

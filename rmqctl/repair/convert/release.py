@@ -100,8 +100,8 @@ _NO_DLEDGER = ("{root}: the message at {at} would be left out, but it is in an e
                "`rmqctl convert STORE --commitlog plain --out NEWSTORE`")
 _EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messages; or let "
                  "consumers read them all before the store is converted")
-_WAIT = Phrase("wait until a broker of {release} or later has delivered them, or export the topic "
-               "rmq_sys_wheel_timer and send them again", release=FEATURES[TIMER].since)
+_WAIT = Phrase("let a broker of {release} or later deliver the timed messages, or send them again: "
+               "`rmqctl timers list STORE` shows them", release=FEATURES[TIMER].since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,7 @@ def _action(target: str, region: Region, filling: Filling) -> Action:
     count = len(filling.span.items)
     if filling.span.mode in ("zero", "tail") and not count:
         return Action("zero", target, None, None, "not a record, and no known message; nothing "
-                      "intact follows", "", region.start, size)
+                      "proven follows", "", region.start, size)
     return Action("fill", target, None, count, "damaged, followed by intact messages"
                   if filling.span.mode != "tail" else "consume queue entries point here",
                   _LOST, region.start, size,

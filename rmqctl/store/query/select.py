@@ -22,6 +22,7 @@ from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import has_consume_queue_row
+from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.text import topics
@@ -257,9 +258,11 @@ class Selector:
                                f"from {queue.unused[0]} on are zero, but others follow"))
         for queue in queues:
             if queue.behind and self.selection.until is None:
-                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind:,} "
-                                     f"entries (queue offsets from {queue.end} on) point "
-                                     "beyond the end of the log"))
+                self._report(Problem("row", Phrase(
+                    "{topic}/{queue}: {count:,} entry, from queue offset {end} on, points beyond "
+                    "the end of the log", "{topic}/{queue}: {count:,} entries, from queue offset "
+                    "{end} on, point beyond the end of the log", topic=queue.topic,
+                    queue=queue.queue_id, count=queue.behind, end=queue.end)))
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:
