@@ -196,9 +196,9 @@ class Diagnosis:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",
                                 count=start.messages_damaged))
-        if lost.in_log and lost.in_log != lost.cut_undecided:
+        if lost.undecided_kept:
             parts.append(Phrase("{count:,} record is undecided",
-                                "{count:,} records are undecided", count=lost.in_log))
+                                "{count:,} records are undecided", count=lost.undecided_kept))
         # Losses of repairs, and what cannot be judged.
         if (repaired := self.repaired) is not None:
             parts.append(repaired)

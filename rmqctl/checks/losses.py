@@ -302,6 +302,13 @@ class Losses:
                       "startup would lose {count:,} intact messages", count=self.would_lose)
 
     @property
+    def undecided_kept(self) -> int:
+        """Return the number of undecided records in the log; 0 if a startup truncates all of them,
+        so that `what_a_start_loses` counts them.
+        """
+        return 0 if self.in_log == self.cut_undecided else self.in_log
+
+    @property
     def all_replaced(self) -> int | None:
         """Return the total number of fillers and damaged messages that repairs kept, in the log and
         in the tier; None if unknown.

@@ -114,8 +114,9 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
     if not state.added and (state.end != state.disk_end or doomed):
         cut = max(0, state.disk_end - state.end)
         predicted.rows_cut += cut
-        why = [Phrase("the last entries point beyond the end of the log") if cut
-               else Phrase("invalid bytes after the last entries")]
+        why = [Phrase("the last entries point beyond the end of the log") if cut else
+               Phrase("a broker takes zeros at the start of a file for an entry")
+               if state.end > state.disk_end else Phrase("invalid bytes after the last entries")]
         if doomed:
             why.append(Phrase("files deleted: {some}", some=len(doomed)))
         predicted.actions.append(Action("cut", state.target, state.disk_end, state.end,

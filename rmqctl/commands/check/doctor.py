@@ -160,17 +160,17 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     # Losses come in order of time: by earlier repairs, already, and by the next start.
     if diagnosis.repaired is not None:
         facts["since repairs"] = diagnosis.repaired
-    here = lost.known_lost + lost.in_tier.messages
-    if lost.unread or here:
-        facts["already lost"] = lost.unjudged if lost.unread else _counted(
-            here, lost.lost_by_topic)
+    if lost.unread or lost.already:
+        total = _counted(lost.already, lost.lost_by_topic)
+        facts["already lost"] = lost.unjudged if lost.unread else total if (
+            lost.known_lost or lost.in_tier.messages) else Phrase(
+            "{what}, those named above", what=total)
     elif any(loss.already for loss in lost.beside):
         facts["already lost"] = Phrase("see the table below")
     elif lost.in_log:
         facts["already lost"] = Phrase("unknown: depends on the undecided records")
     else:
-        facts["already lost"] = Phrase("nothing else") if (
-            lost.all_replaced or diagnosis.repaired is not None) else Phrase("nothing")
+        facts["already lost"] = Phrase("nothing else") if lost.all_replaced else Phrase("nothing")
     facts |= start.metadata.facts
     if diagnosis.earlier:
         facts["not delivered"] = Joined("; ", [diagnosis.not_delivered, *(

@@ -114,8 +114,8 @@ def command(
             if not shown:
                 out.note(missing_queue(opened, topic, queue) or "no messages")
                 faults.has_findings |= is_unknown(opened, topic)
-        elif wanted.count is None and group is None:
-            warn_of_missing(out, opened, damaged=faults.has_findings)
+        elif wanted.count is None and group is None and not faults.has_findings:
+            warn_of_missing(out, opened)
     faults.end()
 
 

@@ -66,8 +66,8 @@ def command(
         else:
             rows = _followed(rows, tail, projection, faults, lambda: wait(interval / 1000))
         show_rows(out, rows, projection, show.tz)
-        if not follow:
-            warn_of_missing(out, opened, damaged=faults.has_findings)
+        if not follow and not faults.has_findings:
+            warn_of_missing(out, opened)
     faults.end()
 
 
