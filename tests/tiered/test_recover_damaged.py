@@ -291,7 +291,7 @@ def test_what_a_repair_lost_is_said_until_it_is_undone(copy: Path) -> None:
     assert found["coverage"]["messages_lost_in_repairs"] == lost
     assert [(one["category"], one["count"]) for one in found["findings"]
             if one["category"] == "lost-in-repair"] == [("lost-in-repair", lost)]
-    assert f"in repair {done['id']}" in str(found["findings"])
+    assert f"since repair {done['id']}" in str(found["findings"])
     cli.run("undo", copy / "tier", done["id"], "--yes", "--write-outside",
             (copy / "store" / METADATA).parent).expect(0)
     assert run(copy, "verify").json()["coverage"]["messages_lost_in_repairs"] == 0

@@ -347,5 +347,5 @@ def test_abandoned_in_a_copy(folder: Path) -> None:
         held.abandon(repair_id)
     assert pending(str(copy)) is None
     assert pending(str(root)) == repair_id
-    with pytest.raises(UsageError, match="a folder outside"):
+    with pytest.raises(UsageError, match="these folders outside"):
         undo(root, "x=y")
