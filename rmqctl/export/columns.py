@@ -16,9 +16,9 @@ from rmqctl.scan.columns import as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.scan.text import PropertySegments
+from rmqctl.store.objects import PROPERTY
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import is_decoded
-from rmqctl.store.query.conditions import PROPERTY
 from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])

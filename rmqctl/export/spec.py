@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from rmqctl.errors import UsageError
 from rmqctl.export.layout import PARTS
 from rmqctl.store.decoded import Decoding
-from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
+from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, TIMES
 from rmqctl.store.projection import DECODED, checked_fields, is_decoded
-from rmqctl.store.query.conditions import PROPERTY, Condition
+from rmqctl.store.query.conditions import Condition
 from rmqctl.store.redaction import Redaction
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ def cell_text(value: Any) -> str:
     return visible(compact_json(value))
 
 
-_ADDRESSES = re.compile(
+_ADDRESSES = (
     r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
     r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
 """Names of columns with ids or numbers that users copy; these are shown without thousands
@@ -166,7 +166,7 @@ def number_text(name: str, value: Any) -> str:
     all other values as in `cell_text`.
     """
     if (isinstance(value, int) and not isinstance(value, bool)
-            and not _ADDRESSES.fullmatch(name)):
+            and not re.fullmatch(_ADDRESSES, name)):
         return f"{value:,}"
     return cell_text(value)
 
@@ -237,8 +237,8 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
-_UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
-                    "[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]*")
+_UNITS = ("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
+          "[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]*")
 
 
 def folded(text: str, width: int, indent: str = "") -> list[str]:
@@ -251,7 +251,7 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
     for word in start.split(" "):
-        units = [word] if word.isascii() else _UNITS.findall(word)
+        units = [word] if word.isascii() else re.findall(_UNITS, word)
         for number, whole in enumerate(units):
             unit = whole
             glue = "" if number or not line.strip() else " "
@@ -277,7 +277,7 @@ def _head_of(word: str, room: int) -> str:
     return word[: slash + 1] if slash > 0 else word[:fits]
 
 
-_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
+_SHELL_WORD = r"""(?:'[^']*'|"[^"]*"|[^\s'"])+"""
 
 
 def folded_command(text: str, width: int) -> list[str]:
@@ -289,7 +289,7 @@ def folded_command(text: str, width: int) -> list[str]:
     if display_width(text) <= width:
         return [text]
     lines, line = [], " " * (len(text) - len(text.lstrip(" ")))
-    for whole in _SHELL_WORD.findall(text):
+    for whole in re.findall(_SHELL_WORD, text):
         word = whole
         glue = " " if line.strip() else ""
         if line.strip() and display_width(line + glue + word) > width - 2:

@@ -288,4 +288,4 @@ def _numbers(magics: tuple[int, ...]) -> tuple[list[int], list[int]]:
     byte order.
     """
     wholes = np.array(magics, ">u4").view(np.uint32)
-    return wholes.tolist(), np.unique(wholes.view(np.uint16)[::2]).tolist()
+    return wholes.tolist(), sorted({*wholes.view(np.uint16)[::2].tolist()})

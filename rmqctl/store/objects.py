@@ -86,5 +86,5 @@ FIELDS = tuple(message_object(Record(
 """The fields of a message object, in order."""
 TIMES = ("born_timestamp", "store_timestamp")
 """The fields of a message object that are times (epoch ms)."""
-OF_BODY = "body."
-"""Prefix of the names of fields that come from decoded bodies."""
+PROPERTY, OF_BODY = "property.", "body."
+"""Prefixes of the names of fields that are properties, or come from decoded bodies."""

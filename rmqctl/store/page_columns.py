@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from rmqctl.scan.columns import message_columns
 from rmqctl.scan.tables import MESSAGE_COLUMNS, METADATA
+from rmqctl.store.objects import PROPERTY
 from rmqctl.store.pages import BatchPage, Page
-from rmqctl.store.query.conditions import PROPERTY
 
 
 def schema(names: Sequence[str]) -> pa.Schema:

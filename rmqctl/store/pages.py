@@ -193,7 +193,7 @@ class BatchPage(Page):
         """
         kinds = self.batch.column("sys_flag") & HOST_BITS
         start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
-        for bits in np.unique(kinds).tolist():
+        for bits in {*kinds.tolist()}:
             rows = kinds == bits
             address = fixed_field(f"{name}.address", bits)
             start[rows] += address.offset

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rmqctl.scan.frames import Span
-from rmqctl.scan.tolerant import UnreadRange
+if TYPE_CHECKING:
+    from rmqctl.scan.frames import Span
+    from rmqctl.scan.tolerant import UnreadRange
 
 Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.bodies import encode
-from rmqctl.store.objects import FIELDS, OF_BODY, plain_body
+from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, plain_body
 from rmqctl.store.pages import Page
-from rmqctl.store.query.conditions import PROPERTY
 
 if TYPE_CHECKING:
     from rmqctl.store.decoded import Decoded, Decoding

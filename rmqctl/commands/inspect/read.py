@@ -56,9 +56,7 @@ def command(
         rmqctl read STORE --group billing --unconsumed
         rmqctl read STORE --last 20 --follow
     """
-    from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of
-    from rmqctl.store.explain import is_unknown, missing_queue, without_consumequeue
     from rmqctl.store.query.select import Selector
 
     if last is not None or follow:
@@ -96,6 +94,8 @@ def command(
             wanted = _unconsumed(out, bounds, wanted, group, faults)
         # Note what a broker would answer for this offset.
         if topic is not None and queue is not None and from_offset is not None:
+            from rmqctl.broker.get_message import offset_note
+
             note = offset_note(bounds, topic, queue, from_offset)
             if note is not None:
                 out.note(f"{topic}/{queue}: {note}")
@@ -108,6 +108,8 @@ def command(
             shown = show_rows(out, rows, projection, show.tz, empty=empty)
         # Explain an empty or incomplete result.
         if topic is not None and group is None:
+            from rmqctl.store.explain import is_unknown, missing_queue, without_consumequeue
+
             note = without_consumequeue(opened, topic) if queue is None else None
             if note is not None:
                 out.note(note)

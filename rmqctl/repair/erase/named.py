@@ -9,7 +9,8 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.erase.inner import Inner
 from rmqctl.scan.source import FileSource
-from rmqctl.store.query.conditions import PROPERTY, Condition
+from rmqctl.store.objects import PROPERTY
+from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection
 
 _MAX_SIZE = 64 << 20

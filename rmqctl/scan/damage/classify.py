@@ -5,6 +5,8 @@ This is the slow path: it runs once per damaged span.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, layout
 from rmqctl.formats.local.message import (
@@ -17,11 +19,12 @@ from rmqctl.formats.local.message import (
     is_magic,
 )
 from rmqctl.scan.damage import entries
-from rmqctl.scan.damage.extents import closes, judge
-from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
 from rmqctl.scan.resync import MAX_RECORD, is_blank, used_windows
 from rmqctl.scan.source import Source
+
+if TYPE_CHECKING:
+    from rmqctl.scan.damage.slots import EarlierMessages
 
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
@@ -34,8 +37,11 @@ def classify(source: Source, position: int, passed: EarlierMessages) -> list[Spa
     """
     base, size = source.base, source.size
     head = source.read(position, BLANK_SIZE)
-    if is_blank(source, position) and closes(source, position, passed):
-        return [Span(BLANK, base + position, size - position)]
+    if is_blank(source, position):
+        from rmqctl.scan.damage.extents import closes
+
+        if closes(source, position, passed):
+            return [Span(BLANK, base + position, size - position)]
     entry = entries.whole_entry(source, position) if source.head else None
     if entry is not None and entry.magic in dledger.CONTROL:
         return [Span(BLANK, base + position, entry.size)]
@@ -47,6 +53,8 @@ def classify(source: Source, position: int, passed: EarlierMessages) -> list[Spa
         # A record's own leading zeros are at most those of its size.
         search = max(search, first - BLANK_SIZE)
     reason, field = (entries.diagnose if source.head else diagnose)(source, position)
+    from rmqctl.scan.damage.extents import judge
+
     verdict = judge(source, position, search, passed)
     passed.is_damaged = True
     if field == "physical_offset" and verdict.resume is not None:

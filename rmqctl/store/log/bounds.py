@@ -42,11 +42,15 @@ class View:
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,
                  generation: int | None = None) -> None:
         self.store = store
-        self.generation = generation or store.generation
+        self._generation = generation
         self._bounds: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
         """True if topics that a broker reads from a compaction log are read from that log."""
+
+    @cached_property
+    def generation(self) -> int:
+        return self._generation or self.store.generation
 
     @cached_property
     def log_end(self) -> int | None:

@@ -22,9 +22,10 @@ from rmqctl.store.log.borders import is_unfinished
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.follow import Follower
+from rmqctl.store.objects import PROPERTY
 from rmqctl.store.pages import BatchPage, RecordPage
 from rmqctl.store.problems import Problem, Report, damage
-from rmqctl.store.query.conditions import PROPERTY, Condition, filtered
+from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import topic_rows
 

@@ -21,7 +21,7 @@ import numpy as np
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import RawCondition, parse_condition, parse_time, ungrouped
 from rmqctl.scan.frames import Array
-from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
+from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, TIMES
 from rmqctl.store.pages import INTEGERS, Page
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")
-PROPERTY = "property."
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge}

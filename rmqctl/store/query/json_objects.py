@@ -30,9 +30,9 @@ from rmqctl.scan.json_cells import (
 from rmqctl.scan.text import PropertySegments, Texts
 from rmqctl.store import objects
 from rmqctl.store.log.once import cached_property
+from rmqctl.store.objects import PROPERTY
 from rmqctl.store.pages import INTEGERS, BatchPage, Page, host
 from rmqctl.store.projection import BODY, Projection
-from rmqctl.store.query.conditions import PROPERTY
 
 _ENCODINGS = ("utf-8", "base64")
 _NAMED = {"tags": props.TAGS, "unique_key": props.UNIQUE_KEY}
@@ -88,7 +88,7 @@ def _is_compressed(page: Page) -> bool:
     advance.
     """
     return any(sysflag.compression(flag) is not None
-               for flag in np.unique(page.numbers("sys_flag")).tolist())
+               for flag in {*page.numbers("sys_flag").tolist()})
 
 
 class _Fields:

@@ -359,7 +359,7 @@ def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
     ``number``: for each record, the number of that queue.
     """
     names, ids = topics(batch), batch.column("queue_id")
-    for which in np.unique(number).tolist():
+    for which in {*number.tolist()}:
         queue, rows = queues[which], number == which
         if not queue.topic.startswith(LMQ_PREFIX) and not (
                 (ids[rows] == queue.queue_id).all()
