@@ -220,12 +220,14 @@ def binary(texts: Texts) -> pa.BinaryArray:
 def strings(texts: Texts) -> pa.StringArray:
     """Return the texts as Arrow strings; bytes that are not UTF-8 become U+FFFD as in Python."""
     raw = binary(texts)
+    shown: pa.StringArray = raw.view(pa.string())
     try:
-        return raw.cast(pa.string())
+        shown.validate(full=True)
     # Arrow does not name the invalid text: decode all of this array in Python
     except pa.ArrowInvalid:
         return pa.array([value.decode("utf-8", "replace") for value in raw.to_pylist()],
                         pa.string())
+    return shown
 
 
 # -- properties -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.scan.frames import Array, Batch, gather
 
@@ -66,6 +65,10 @@ class Filters:
         """Return the rows of a record batch that meet the conditions; the batch must contain all
         columns in `columns`.
         """
+        if not self.columns:
+            return rows
+        import pyarrow.compute as pc  # takes as long to load as a small query
+
         keep: Any = None
         for name in self.columns:
             values = rows.column(name)
@@ -82,7 +85,7 @@ class Filters:
             else:
                 condition = _between(values, self.start, _before(self.end))
             keep = condition if keep is None else pc.and_(keep, condition)
-        return rows if keep is None else rows.filter(keep)
+        return rows.filter(keep)
 
     def takes_topic(self, topic: str) -> bool:
         return self.topics is None or topic.encode("utf-8", "surrogateescape") in self.topics
@@ -127,6 +130,8 @@ def _within(values: Array, least: int | None, most: int | None) -> Array:
 
 
 def _between(values: pa.Array, least: int | None, most: int | None) -> Any:
+    import pyarrow.compute as pc
+
     conditions = []
     if least is not None:
         conditions.append(pc.greater_equal(values, pa.scalar(_clamped(least), pa.int64())))

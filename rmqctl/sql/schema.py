@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.scan.tables import (
     FRAME_COLUMNS,
@@ -62,6 +61,8 @@ def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if column.type != MOMENT or kind == MOMENT:
         return column
+    import pyarrow.compute as pc  # takes as long to load as a small query
+
     raw = column.view(pa.int64())
     in_range = pc.and_(pc.greater_equal(raw, _FIRST), pc.less_equal(raw, _LAST))
     if pc.all(in_range).as_py() is False:

@@ -21,17 +21,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 import pyarrow as pa
 
-from rmqctl.broker.view import view_of
-from rmqctl.checks.findings import Finding
-from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import StoreIOError, UsageError, interruption
 from rmqctl.scan.ending import Stream
 from rmqctl.scan.frames import DAMAGED, Batch, Span
+from rmqctl.scan.malloc_tuning import keep_freed_memory
 from rmqctl.scan.tables import FINDING_COLUMNS, OFFSET_COLUMNS, Columns, comment_of
 from rmqctl.sql.interrupting import interrupted_by_signals
 from rmqctl.sql.json_values import (
@@ -55,10 +53,12 @@ from rmqctl.sql.schema import (
     for_engine,
     says,
 )
-from rmqctl.store.config.offsets import Lag
-from rmqctl.store.decoded import Decoded, Decoding
 from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.checks.findings import Finding
+    from rmqctl.store.decoded import Decoded, Decoding
 
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
 """For each table, the column that is read if a query counts rows but uses none of the table's
@@ -228,6 +228,7 @@ class QuerySession:
 
     def _of_files(self, table: str, schema: pa.Schema, filters: Filters) -> Iterator[
             pa.RecordBatch]:
+        keep_freed_memory()
         options = ReadOptions(tuple(self._stores), table, log_folders=self._folders,
                               compacted=self._compacted)
         decoded = [name for name in schema.names if table == MESSAGES and name in DECODED]
@@ -245,12 +246,17 @@ class QuerySession:
                     self._advance(getattr(piece, "end", 0) - getattr(piece, "start", 0))
 
     def _offsets(self) -> Iterator[dict[str, Any]]:
+        from rmqctl.broker.view import view_of
+        from rmqctl.store.config.offsets import Lag
+
         for name in self._stores:
             with Store.open(name, self._folders) as store:
                 for row in Lag(store, view_of(store, "auto"), None, None).rows():
                     yield {"store": name, **row}
 
     def _findings(self) -> Iterator[dict[str, Any]]:
+        from rmqctl.checks.verify.verify import Verification
+
         for name in self._stores:
             with Store.open(name, self._folders) as store:
                 finding: Finding

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.checks.preflight import missing as module
+from rmqctl.checks.preflight import preflight as module
 from rmqctl.checks.preflight.from_pass import known_from
 from rmqctl.checks.preflight.gaps import DamagedBytes
 from rmqctl.checks.preflight.missing import missing

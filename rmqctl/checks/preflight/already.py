@@ -49,7 +49,6 @@ from rmqctl.checks.preflight.undecided import Undecided
 from rmqctl.checks.preflight.walked import WalkResults
 from rmqctl.checks.verify.common import plural
 from rmqctl.damage.by_time import unclear_in_log
-from rmqctl.damage.index_keys import turned_place
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
@@ -539,10 +538,13 @@ class AlreadyLost:
             entries.close()
         indexed = _distinct(np.concatenate(keyed))
         unknown = np.setdiff1d(indexed, places, assume_unique=True)
-        turned = turned_place(places, indexed, self._end, self._store.log.end)
-        if turned is not None:
-            places[-1] = turned[1]
-            unknown = unknown[:-1]
+        if len(places):
+            from rmqctl.damage.index_keys import turned_place
+
+            turned = turned_place(places, indexed, self._end, self._store.log.end)
+            if turned is not None:
+                places[-1] = turned[1]
+                unknown = unknown[:-1]
         # Beyond the last file it may be the index of another log.
         log = self._store.log
         limit = self._end if self._agreed(places) and self._store.repair_losses.messages else max(

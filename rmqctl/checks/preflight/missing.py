@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from rmqctl.broker.recovery import default_release, loaded_log
 from rmqctl.broker.versions import version_of
 from rmqctl.checks.preflight.already import AlreadyLost
-from rmqctl.checks.preflight.from_pass import known_from
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES
-from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
-from rmqctl.checks.verify.context import RangeResult
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.scan.frames import Array
 from rmqctl.store.log.end import last_dispatched
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.checks.verify.context import RangeResult
 
 
 class MissingMessages(NamedTuple):
@@ -68,9 +68,16 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     try:
         if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
             return unjudged._replace(known_lost=0)
-        count = None if seen is None else known_from(store, seen)
-        return unjudged._replace(known_lost=preflight(store, full=True).account.known_lost
-                                 if count is None else count)
+        count = None
+        if seen is not None:
+            from rmqctl.checks.preflight.from_pass import known_from
+
+            count = known_from(store, seen)
+        if count is None:
+            from rmqctl.checks.preflight.preflight import preflight
+
+            count = preflight(store, full=True).account.known_lost
+        return unjudged._replace(known_lost=count)
     except (StoreIOError, UsageError):
         return unjudged
 
@@ -129,6 +136,8 @@ def _predicted(store: Store) -> Prediction:
     truncate messages.
     Raises: StoreIOError, UsageError.
     """
+    from rmqctl.checks.preflight.preflight import preflight
+
     predicted = preflight(store, full=False)
     return preflight(store, full=True) if predicted.messages_lost else predicted
 

@@ -6,12 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.actions import Action
-from rmqctl.broker.conf.follow import FATAL, SettingEffect
-from rmqctl.broker.recovery import DispatchRange
-from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
 from rmqctl.checks.losses import (
     INDEX,
@@ -25,12 +22,17 @@ from rmqctl.checks.losses import (
     summed,
 )
 from rmqctl.checks.metadata.judge import MetadataLosses
-from rmqctl.checks.metadata.queues import OffsetBeyondEnd
 from rmqctl.errors import UnsupportedError
-from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.phrases import Phrase
-from rmqctl.store.files import StoreFile
 from rmqctl.store.repair_losses import RepairLosses
+
+if TYPE_CHECKING:
+    from rmqctl.broker.conf.follow import SettingEffect
+    from rmqctl.broker.recovery import DispatchRange
+    from rmqctl.checks.consumers import Consumers, QueueLosses
+    from rmqctl.checks.metadata.queues import OffsetBeyondEnd
+    from rmqctl.formats.local.checkpoint import CheckpointRecord
+    from rmqctl.store.files import StoreFile
 
 _TELLING = ("commitlog", "consumequeue")
 """Structures without which lost messages cannot be determined."""
@@ -314,6 +316,8 @@ class Prediction:
         """Return the settings that keep the broker from starting, or from serving all data of the
         store.
         """
+        from rmqctl.broker.conf.follow import FATAL
+
         return [setting for setting in self.configuration if setting.effect in FATAL]
 
     @property
