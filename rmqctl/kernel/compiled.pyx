@@ -429,6 +429,30 @@ def crcs(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
                 count = size - begin
             out[row] = crc32(0, first + begin, <uint64_t>count) & CRC_MASK
 
+
+def add_up(const int64_t[::1] group, const int64_t[::1] size, const int64_t[::1] body,
+           const int64_t[::1] time, int64_t[:, :] sums):
+    """Add messages to the sums of their groups: a column for each group, with the number of
+    messages, their sizes, their body lengths, the first and the last time.
+
+    Raises: IndexError for a group without a column, or if a message lacks a value.
+    """
+    cdef Py_ssize_t row, count = group.shape[0]
+    cdef int64_t at
+    if sums.shape[0] != 5 or size.shape[0] < count or body.shape[0] < count or (
+            time.shape[0] < count):
+        raise IndexError("columns have another shape")
+    with nogil:
+        for row in range(count):
+            at = group[row]
+            within(at, 1, sums.shape[1])
+            sums[0, at] += 1
+            sums[1, at] += size[row]
+            sums[2, at] += body[row]
+            sums[3, at] = min(sums[3, at], time[row])
+            sums[4, at] = max(sums[4, at], time[row])
+
+
 include "encode.pxi"
 include "properties.pxi"
 include "compare.pxi"

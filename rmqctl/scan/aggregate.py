@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.kernel import active
 from rmqctl.scan import text
-from rmqctl.scan.fillers import fillers, replaced
+from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 
@@ -98,13 +99,16 @@ class Aggregate:
             return
         # All messages, then the requested ones.
         self.bytes_in_messages += int(batch.frame_size.sum())
-        self.bodies_damaged += int((~batch.crc_ok() & (batch.column("body_length") > 0)).sum())
+        is_ok = batch.crc_ok()
+        if not is_ok.all():
+            self.bodies_damaged += int((~is_ok & (batch.column("body_length") > 0)).sum())
         batch = self._chosen(batch)
         if len(batch):
             total, body = batch.column("total_size"), batch.column("body_length")
             times = batch.column("store_timestamp")
-            self.fillers += int(fillers(batch).sum())
-            self.replaced += int(replaced(batch).sum())
+            own = fillers(batch)
+            self.fillers += int(own.sum())
+            self.replaced += int((own | kept_damaged(batch)).sum())
             _include(self._all, np.zeros(1, np.int64), len(batch), total.sum(), body.sum(),
                      times.min(), times.max())
             # By group; a message may belong to several, or to none.
@@ -113,7 +117,11 @@ class Aggregate:
                 total, body, times = total[rows], body[rows], times[rows]
             self._counted += len(codes)
             self._reserve()
-            _include(self._sums, codes, 1, total, body, times, times)
+            kernel = active()
+            if kernel is None:
+                _include(self._sums, codes, 1, total, body, times, times)
+            else:
+                kernel.add_up(codes, *map(np.ascontiguousarray, (total, body, times)), self._sums)
             self._bound()
 
     def merge(self, other: Aggregate) -> None:

@@ -10,6 +10,7 @@ from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather, gather_int
 
+_KEPT_WORD = int.from_bytes(filler.KEPT_START[:8], "big")
 _BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").size
 
 
@@ -18,6 +19,8 @@ def kept_damaged(batch: Batch) -> Array:
     texts = text.properties(batch)
     mask: Array = texts.length >= len(filler.KEPT_START)
     rows = np.flatnonzero(mask)
+    mask[:] = False
+    rows = rows[gather_int(batch.data, texts.start[rows], "i8") == _KEPT_WORD]  # few records
     if len(rows):
         mask[rows] = gather(batch.data, texts.start[rows], len(filler.KEPT_START)) == np.void(
             filler.KEPT_START)
@@ -34,8 +37,10 @@ def replaced(batch: Batch) -> Array:
 
 def fillers(batch: Batch) -> Array:
     """Return a boolean array: whether each message of a batch is a filler."""
-    mask: Array = (batch.column("born_host.port") == 0) & (
-        batch.column("sys_flag") & BORN_HOST_V6 == 0)
+    mask: Array = batch.column("born_host.port") == 0
+    if not mask.any():
+        return mask
+    mask &= batch.column("sys_flag") & BORN_HOST_V6 == 0
     rows = np.flatnonzero(mask)
     rows = rows[gather_int(batch.data, batch.start[rows] + _BORN, "i4") == 0]
     mask[:] = False

@@ -18,6 +18,7 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local.message import host_text
 from rmqctl.scan.aggregate import Aggregate, Sums
 from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
+from rmqctl.scan.malloc_tuning import keep_freed_memory
 from rmqctl.scan.tolerant import UnreadRange
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
@@ -147,6 +148,7 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
 
 def _work(query: Query, only: Sequence[Key] | None,
           part: ranges.FileRange[StoreFile]) -> _RangeSums:
+    keep_freed_memory()
     sums = query.start(only)
     with part.file.open() as source:
         walk = part.walk(source, no_stale=True)

@@ -23,7 +23,7 @@ from rmqctl.formats.local.message import (
     size_of,
 )
 from rmqctl.kernel import active
-from rmqctl.scan import text
+from rmqctl.scan import aggregate, text
 from rmqctl.scan.frames import Batch, examine, gather_int, records_from, shape
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
@@ -285,6 +285,23 @@ def test_both_checksums_of_the_kernel() -> None:
         assert out.tolist() == expected
     with using("compiled"):
         active()  # ISA-L's again
+
+
+def test_sums_by_group() -> None:
+    draw = np.random.default_rng(5)
+    group, size, body, time = draw.integers(0, 7, (4, 300))
+    sums, expected = np.zeros((5, 9), np.int64), np.zeros((5, 9), np.int64)
+    aggregate._include(expected, group, 1, size, body, time, time)
+    with using("compiled"):
+        module = active()
+        assert module is not None
+        module.add_up(*map(np.ascontiguousarray, (group, size, body, time)), sums)
+        assert (sums == expected).all()
+        for wrong in (-1, 9):
+            with pytest.raises(IndexError):
+                module.add_up(np.array([wrong]), size[:1], body[:1], time[:1], sums)
+        with pytest.raises(IndexError):
+            module.add_up(np.zeros(2, np.int64), size[:1], body[:1], time[:1], sums)
 
 
 def test_arrays_of_another_shape_are_refused() -> None:
