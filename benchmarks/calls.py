@@ -243,6 +243,11 @@ def append_many(where: Where, size: int, count: int) -> Run:
     return _put(writing.engine(where.fresh("append"), count, size))
 
 
+def append_columns(where: Where, size: int, count: int) -> Run:
+    """Run `Engine.append_columns` like `append_many`, on lists that exist before."""
+    return _put(writing.engine(where.fresh("append"), count, size, by_column=True))
+
+
 def append(where: Where, size: int, count: int) -> Run:
     """Run `rmqctl append` on JSON lines; the time is that of the complete process."""
     return _put(writing.command(where.fresh("append"), count, size))

@@ -74,24 +74,30 @@ def json_lines(path: Path, count: int, size: int) -> None:
 
 
 def engine(folder: Path, count: int, size: int, *, made_before: bool = False,
-           **changes: Any) -> Callable[[], Pass]:
+           by_column: bool = False, **changes: Any) -> Callable[[], Pass]:
     """Measure the Python API, with the settings in ``changes``.
 
-    ``made_before``: create the messages before the measurement.
+    ``made_before``: create the messages before the measurement. ``by_column``: the same with
+    `Engine.append_columns`.
     """
     from rmqctl.broker.settings import Settings
     from rmqctl.engine.config.create import create_store
     from rmqctl.engine.engine import Engine
+    from rmqctl.engine.put.message import OutgoingList
 
     settings = Settings(disk_watermark=1.0, **changes)
     create_store(str(folder / "store"), settings)
     opened = Engine.open(folder / "store", settings)
     messages = list(outgoing(count, size)) if made_before else outgoing(count, size)
+    columns = OutgoingList.of([*messages]) if by_column else None
 
     def run() -> Pass:
         written, started = 0, time.perf_counter()
         with opened:
-            for result in opened.append_many(messages):
+            for group in opened.append_columns(columns) if columns is not None else ():
+                assert (group.column("physical_offset") >= 0).all()
+                written += int(group.column("wrote_bytes").sum())
+            for result in opened.append_many(messages if columns is None else ()):
                 assert result.stored
                 written += result.wrote_bytes or 0
             opened.reput()
@@ -166,6 +172,7 @@ MEASUREMENTS: dict[str, Callable[[Path, int, int], Callable[[], Pass]]] = {
     "construct-only encoder": construct_encoder,
     "Engine.append_many, async": engine,
     "Engine.append_many, messages made before": lambda *given: engine(*given, made_before=True),
+    "Engine.append_columns, messages made before": lambda *given: engine(*given, by_column=True),
     "Engine.append_many, sync": lambda *given: engine(*given, flush="sync"),
     "Engine.append_many, mapped": lambda *given: engine(*given, mapped=True),
     "Engine.append_many, mapped, warm": lambda *given: engine(*given, mapped=True, warm=True),

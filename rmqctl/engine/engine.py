@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
+import numpy as np
+
 from rmqctl.broker.settings import Settings
 from rmqctl.engine import small_files
 from rmqctl.engine.config.topics import Topics
@@ -33,8 +35,16 @@ from rmqctl.engine.opening import (
     sizes_of,
 )
 from rmqctl.engine.put import admission
+from rmqctl.engine.put.columns import sizes
 from rmqctl.engine.put.cursor import Backlog
-from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
+from rmqctl.engine.put.message import (
+    OutgoingBatch,
+    OutgoingList,
+    PutColumns,
+    PutResult,
+    PutResults,
+    Results,
+)
 from rmqctl.engine.put.put import Message, PutPath, Putting
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
@@ -172,16 +182,43 @@ class Engine(Putting):
 
         With ``stop``, the first rejected message ends the group, and its result is the last one.
         """
+        results = PutResults()
+        wrong = self._put(messages, results, stop=stop)
+        return results if wrong is None else [wrong] * (1 if stop else len(messages))
+
+    def append_columns(self, messages: OutgoingList) -> Iterator[PutColumns]:
+        """Put messages that are given by column, in groups like `append_many`. Yield the results of
+        each group by column, which takes less time than an object for each message.
+        """
+        malloc_tuning.keep_freed_memory()
+        ends = np.cumsum(sizes(messages.columns[1]))
+        start = 0
+        while start < len(messages):
+            limit = (int(ends[start - 1]) if start else 0) + GROUP_BYTES
+            stop = min(start + GROUP_MESSAGES, int(np.searchsorted(ends, limit)) + 1)
+            group, results = messages[start:stop], PutColumns()
+            wrong = self._put(group, results)
+            if wrong is not None:
+                for _ in group:
+                    results.append(wrong)
+            yield results
+            start = stop
+
+    def _put(self, messages: Sequence[Message], results: Results, *,
+             stop: bool = False) -> PutResult | None:
+        """Put a group of messages, and add their results to ``results``. Return the reason if
+        nothing can be put; nothing is then added.
+        """
         wrong = self._not_now()
         if wrong is not None:
-            return [wrong] * (1 if stop else len(messages))
+            return wrong
         with self._put_lock:
             if self._closed and (wrong := self._not_now()):  # while this waited for the lock
-                return [wrong] * (1 if stop else len(messages))
+                return wrong
             self._usable()
             self._locked_since = time.monotonic()
             try:
-                results, written = self._path.put(messages, stop=stop)
+                written = self._path.put(messages, results, stop=stop)
                 if self._backlog.add(written):
                     self._backlog.clear()
                     if time.monotonic() >= self._next_checkpoint:
@@ -196,9 +233,9 @@ class Engine(Putting):
             self._settling += bool(written)
         if written:
             self._settle(results, end)
-        return results
+        return None
 
-    def _settle(self, results: list[PutResult], end: int) -> None:
+    def _settle(self, results: Results, end: int) -> None:
         """If flushing is synchronous, wait until everything before ``end`` is on disk."""
         done = True
         try:
@@ -212,9 +249,7 @@ class Engine(Putting):
                 self._settling -= 1
                 self._settled.notify_all()
         if not done:
-            for result in results:
-                if result.stored:
-                    result.status = FLUSH_DISK_TIMEOUT
+            results.time_out()
 
     def _not_now(self) -> PutResult | None:
         """Return a result with the reason why nothing can be put; None if messages can be put

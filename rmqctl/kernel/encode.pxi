@@ -117,6 +117,14 @@ def encode(uint8_t[::1] out, int64_t physical, const int64_t[::1] lane,
     return done
 
 
+def lengths(parts, int64_t[::1] out):
+    """Write the length of each part to ``out``. Raises: IndexError if ``out`` is too short."""
+    cdef Py_ssize_t row = 0
+    for part in parts:
+        out[row] = len(part)
+        row += 1
+
+
 def holds(const uint8_t[::1] data, const uint8_t[::1] word):
     """Return whether the first three bytes of ``word`` occur in ``data``.
 

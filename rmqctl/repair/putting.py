@@ -19,7 +19,7 @@ from rmqctl.engine.input.append_stream import DryRunLog, next_offsets
 from rmqctl.engine.log.log_files import place
 from rmqctl.engine.opening import catch_up_start, dispatched_to, examine, recorded_runs
 from rmqctl.engine.put.cursor import RecordRun, joined
-from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.engine.put.message import Outgoing, PutResult, PutResults
 from rmqctl.engine.put.put import PutPath
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.files.durable import make_folders
@@ -84,7 +84,8 @@ class Puts(Changes):
         """Plan the append of all messages, or of none if any message is rejected. Return a result
         for each message. May be called only once.
         """
-        results, written = self._path.put(messages)
+        results = PutResults()
+        written = self._path.put(messages, results)
         runs = list(joined(written))
         if runs and all(result.stored for result in results):
             self._log(runs, why)

@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.log.flush import GroupCommit
-from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.message import Outgoing, OutgoingList, PutColumns
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files import disk_usage
 from rmqctl.store.store import Store
@@ -24,6 +25,7 @@ from tests.conftest import Runner
 from tests.engine_write.durable import assert_whole, new_store
 from tests.engine_write.test_engine_faults import failing
 from tests.support import snapshot
+from tests.support.replay import contents
 
 THREADS = 16
 VERSIONS = ("4.9.3", "5.3.3")
@@ -117,6 +119,38 @@ def test_threads_in_groups_while_others_flush_and_read(root, rmqctl):
             other.join(20)
     assert sorted(places(root).values()) == list(range(800))
     assert_whole(rmqctl, root, [])
+
+
+def test_columns_are_put_like_messages(root, rmqctl, tmp_path):
+    count = 3000
+    given = OutgoingList.by_column(
+        topic=[f"t{number % 3}" for number in range(count)],
+        body=[b"%d" % number for number in range(count)],
+        properties=["KEYS\x01a\x02" if number % 7 else "DELAY\x013\x02" for number in range(count)],
+        queue_id=[-1 if number == 5 else number % 2 for number in range(count)],
+        born_timestamp=[7] * count, store_timestamp=[1_700_000_000_000] * count)
+    other = snapshot.copy_tree(root, tmp_path / "other")
+    fixed = {"wall_clock": lambda: 1_700_000_000_000}
+    with Engine.open(root, settings(), **fixed) as engine:
+        one_by_one = list(engine.append_many(given))
+    with Engine.open(other, settings(), **fixed) as engine:
+        groups = list(engine.append_columns(given))
+    for name in PutColumns.NAMES:
+        values = [getattr(result, name) for result in one_by_one]
+        assert np.concatenate([group.column(name) for group in groups]).tolist() == [
+            -1 if value is None else value for value in values]
+    assert groups[0].alone[5] == one_by_one[5]
+    assert not one_by_one[5].stored
+    assert {group.status for group in groups} == {"PUT_OK"}
+    assert contents(root) == contents(other)
+    assert_whole(rmqctl, root, [])
+
+
+def test_columns_have_the_same_length():
+    with pytest.raises(ValueError, match="different lengths"):
+        OutgoingList.by_column(["t"], [b"x", b"y"])
+    with pytest.raises(TypeError, match="unknown field: tags"):
+        OutgoingList.by_column(["t"], [b"x"], tags=["a"])
 
 
 def test_closing_while_others_put(root, rmqctl):

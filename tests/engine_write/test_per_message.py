@@ -13,7 +13,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import columns
 from rmqctl.engine.put.cursor import AppendCursor
 from rmqctl.engine.put.encoder import Encoder
-from rmqctl.engine.put.message import Outgoing, OutgoingList
+from rmqctl.engine.put.message import Outgoing, OutgoingList, PutResults
 from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
 from tests.support.kernels import compiled_only, using
@@ -63,7 +63,7 @@ def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bo
                       lambda: 1_700_000_000_000, Rewriter(config))
     if not fast:
         singles._columns = lambda messages, kernel: None
-    results = []
+    results = PutResults()
     for messages in groups:
         cursor.start()
         given = copy.deepcopy(messages)
@@ -146,7 +146,7 @@ def test_what_is_no_message_fails_as_it_does_alone(name, value):
 
 @compiled_only
 def test_ordinary_messages_take_the_fast_way(monkeypatch):
-    log, results = Log(1 << 20), []
+    log, results = Log(1 << 20), PutResults()
     config = Settings(commitlog_file_size=1 << 20)
     cursor = AppendCursor(log, lambda: None)
     singles = SingleMessages(config, Encoder(config), cursor, {}, lambda topic: False, lambda: 1,

@@ -321,5 +321,7 @@ def test_arrays_of_another_shape_are_refused() -> None:
             module.integers(data, one, 0, 4, True, np.zeros(2, np.int64))
         with pytest.raises(IndexError):
             module.crcs(data, one, one[:2], np.zeros(3, np.int64))
+        with pytest.raises(IndexError):
+            module.lengths([b"a", b"b"], one[:1])
         with pytest.raises(ValueError, match="integer"):
             module.integers(data, one, 0, 3, True, one)

@@ -40,6 +40,7 @@ from rmqctl.engine.put.message import (
     OutgoingBatch,
     OutgoingList,
     PutResult,
+    PutResults,
     refused,
 )
 from rmqctl.engine.put.put import Message, PutPath, Putting
@@ -467,7 +468,8 @@ class DryRunEngine(Putting):
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
         """Return the results that a real run would have."""
-        results, _ = self._path.put(messages, stop=stop)
+        results = PutResults()
+        self._path.put(messages, results, stop=stop)
         return results
 
     def reput(self) -> None:

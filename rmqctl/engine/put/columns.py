@@ -22,6 +22,7 @@ from rmqctl.engine.put.admission import INT, MAX_PROPERTIES
 from rmqctl.engine.put.encoder import raw_text
 from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.formats.local.message import PROPERTIES_LENGTH_SIZE
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 
 MAX_LANES = 8192
@@ -67,6 +68,8 @@ class Lanes:
     def clear(self) -> None:
         """Remove all lanes."""
         self._numbers: dict[LaneKey, int] = {}
+        self._of_queues: dict[tuple[Any, ...], dict[QueueKey, int]] = {}
+        """The same by the last parts of the keys, then by queue."""
         self._queue_numbers: dict[QueueKey, int] = {}
         self.kinds: list[Kind] = []
         self.keys: list[QueueKey] = []
@@ -79,6 +82,17 @@ class Lanes:
 
         ``columns``: the parts of the lane keys, one column for each part.
         """
+        if all(map(_is_constant, columns[2:])):  # then shorter keys will do, which are found faster
+            table = self._of_queues.setdefault(tuple(column[0] for column in columns[2:]), {})
+            numbers = list(map(table.get, zip(*columns[:2], strict=True)))
+            if None not in numbers:
+                return numbers  # type: ignore[return-value]  # no None among them
+            queues = zip(*columns[:2], strict=True)
+            table |= zip(queues, self._encode(columns), strict=True)
+            return [table[queue] for queue in zip(*columns[:2], strict=True)]
+        return self._encode(columns)
+
+    def _encode(self, columns: Sequence[Sequence[Any]]) -> list[int]:
         numbers = list(map(self._numbers.get, zip(*columns, strict=True)))
         if None in numbers:
             keys: list[LaneKey] = list(zip(*columns, strict=True))
@@ -182,11 +196,10 @@ class Columns:
         """Fill the column ``name`` with numbers. Return a boolean array: whether each number is
         missing; None if all numbers exist.
         """
-        first = values[0]
-        if first is values[-1] and values.count(first) == len(values):
-            if first is None:
+        if _is_constant(values):
+            if values[0] is None:
                 return np.ones(len(values), bool)
-            self._numbers[name] = index(first)
+            self._numbers[name] = index(values[0])
             return None
         try:
             self._numbers[name] = array("q", values)  # type: ignore[type-var]  # unless one is None
@@ -227,7 +240,7 @@ class Columns:
         return used
 
     def records(self, part: slice, physical: int,
-                offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
+                offsets: dict[QueueKey, int]) -> tuple[memoryview, Array]:
         """Return the records of a part, to be written at a physical offset, and their queue
         offsets.
 
@@ -249,7 +262,12 @@ class Columns:
             texts.data, texts.start[part], texts.size[part], given)
         for queue, key in used.items():
             offsets[key] = int(following[queue])
-        return out.data, given.tolist()
+        return out.data, given
+
+
+def _is_constant(values: Sequence[Any]) -> bool:
+    """Return whether all values are the same object, or equal to it."""
+    return values[0] is values[-1] and values.count(values[0]) == len(values)
 
 
 class _Slices:
@@ -261,11 +279,21 @@ class _Slices:
 
     def __init__(self, parts: Sequence[bytes] | Sequence[str], data: bytes | None = None) -> None:
         self.data = b"".join(parts) if data is None else data  # type: ignore[arg-type]
-        self.size = np.fromiter(map(len, parts), np.int64, len(parts))
+        self.size = sizes(parts)
         end = np.cumsum(self.size)
         self.start = end - self.size
         if len(end) and end[-1] != len(self.data):
             raise TypeError("a body must be bytes")
+
+
+def sizes(parts: Sequence[bytes] | Sequence[str]) -> Array:
+    """Return the length of each part (int64)."""
+    kernel = active()
+    if kernel is None:
+        return np.fromiter(map(len, parts), np.int64, len(parts))
+    out: Array = np.empty(len(parts), np.int64)
+    kernel.lengths(parts, out)
+    return out
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:

@@ -4,14 +4,17 @@ stored messages (spec: recovery.md §8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, overload
 
 import msgspec
+import numpy as np
 
 from rmqctl.broker.settings import Host
 from rmqctl.formats.local.message import Record, message_id
+from rmqctl.scan.frames import Array
 
 PUT_OK = "PUT_OK"
 FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -73,6 +76,21 @@ class OutgoingList(Sequence[Outgoing]):
             [message.reconsume_times for message in messages],
             [message.prepared_transaction_offset for message in messages],
             [message.filter_bit_map for message in messages]])
+
+    @classmethod
+    def by_column(cls, topic: list[str], body: list[bytes], **more: list[Any]) -> OutgoingList:
+        """Return messages from one list for each named field of `Outgoing`. All other fields have
+        their defaults.
+        Raises: TypeError for an unknown field, ValueError for lists of different lengths.
+        """
+        names = Outgoing.__struct_fields__[2:]
+        columns = [more.pop(name, [default] * len(topic)) for name, default in zip(
+            names, Outgoing.__struct_defaults__, strict=True)]
+        if more:
+            raise TypeError(f"unknown field: {', '.join(more)}")
+        if {*map(len, (body, *columns))} - {len(topic)}:
+            raise ValueError("the lists have different lengths")
+        return cls([topic, body, *columns])
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -166,6 +184,69 @@ class PutResult(msgspec.Struct, gc=False):
     def as_dict(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         return {name: getattr(self, name) for name in FIELDS}
+
+
+class PutColumns:
+    """The results of a group of messages, by column.
+
+    * ``alone``: the results of the messages that were put one by one, by number; all rejected
+      messages are among them
+    * ``status``: the status of all other messages
+    """
+
+    NAMES = ("physical_offset", "wrote_bytes", "queue_offset", "store_timestamp")
+
+    def __init__(self) -> None:
+        self.alone: dict[int, PutResult] = {}
+        self.status = PUT_OK
+        self._count = 0
+        self._parts: list[Sequence[Array]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def column(self, name: str) -> Array:
+        """Return a column of `NAMES` (int64); -1 for each message that was not stored."""
+        number = self.NAMES.index(name)
+        column: Array = np.concatenate([np.zeros(0, np.int64), *(
+            part[number] for part in self._parts)])
+        return column
+
+    def append(self, result: PutResult) -> None:
+        """Add the result of a message that was put alone."""
+        self.alone[self._count] = result
+        values = [getattr(result, name) for name in self.NAMES]
+        self.add([np.array([-1 if value is None else value]) for value in values], ())
+
+    def add(self, columns: Sequence[Array], _hosts: Iterable[Host]) -> None:
+        """Add the results of messages that were put by column, in the order of `NAMES`."""
+        self._parts.append(columns)
+        self._count += len(columns[0])
+
+    def time_out(self) -> None:
+        """Note that the messages were not flushed in time."""
+        self.status = FLUSH_DISK_TIMEOUT
+        for result in self.alone.values():
+            if result.stored:
+                result.status = FLUSH_DISK_TIMEOUT
+
+
+class PutResults(list[PutResult]):
+    """The results of putting messages, as a list."""
+
+    def add(self, columns: Sequence[Array], hosts: Iterable[Host]) -> None:
+        """Add the results of messages that were put by column."""
+        places, sizes, offsets, times = (column.tolist() for column in columns)
+        self += map(PutResult, repeat(PUT_OK), places, sizes, offsets, repeat(1), times, hosts)
+
+    def time_out(self) -> None:
+        """Note that the messages were not flushed in time."""
+        for result in self:
+            if result.stored:
+                result.status = FLUSH_DISK_TIMEOUT
+
+
+Results = PutResults | PutColumns
 
 
 def refused(status: str, reason: str) -> PutResult:

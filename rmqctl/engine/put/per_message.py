@@ -9,7 +9,6 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from operator import index
 from types import ModuleType
 
@@ -27,6 +26,7 @@ from rmqctl.engine.put.message import (
     PUT_OK,
     Outgoing,
     PutResult,
+    Results,
     refused,
 )
 from rmqctl.engine.put.rewrite import Rewriter
@@ -72,11 +72,11 @@ class SingleMessages:
         self._record_limit = min(settings.max_message_size + settings.profile.body_room,
                                  settings.commitlog_file_size - BLANK_SIZE)
 
-    def put_all(self, messages: Sequence[Outgoing], results: list[PutResult], *,
-                stop: bool) -> None:
-        """Put messages in order, and append a result for each.
+    def put_all(self, messages: Sequence[Outgoing], results: Results, *, stop: bool) -> bool:
+        """Put messages in order, and add a result for each.
 
-        With ``stop``, the first rejected message ends the group, and its result is the last one.
+        With ``stop``, the first rejected message ends the group, and its result is the last one;
+        the function then returns False.
         """
         kernel = active()
         columns = None if kernel is None or len(messages) < _FEW else (
@@ -91,7 +91,8 @@ class SingleMessages:
             results.append(result)
             number += 1
             if stop and result.physical_offset is None:
-                break
+                return False
+        return True
 
     def _columns(self, messages: Sequence[Outgoing], kernel: ModuleType) -> Columns | None:
         """Return the messages by column; None if a message has a value that does not fit its
@@ -103,7 +104,7 @@ class SingleMessages:
         except _STRANGE:
             return None
 
-    def _put_ordinary(self, columns: Columns, number: int, results: list[PutResult]) -> int:
+    def _put_ordinary(self, columns: Columns, number: int, results: Results) -> int:
         """Put ordinary messages from ``number`` on; return the number of the first message that was
         not put.
 
@@ -125,11 +126,10 @@ class SingleMessages:
         # The records and the results.
         data, offsets = columns.records(part, cursor.position, self._table)
         sizes = columns.size[part]
-        places, times = (ends[:count] - sizes + cursor.position).tolist(), stored.tolist()
+        places = ends[:count] - sizes + cursor.position
         cursor.add(data)
-        cursor.last_timestamp = times[-1]
-        results += map(PutResult, repeat(PUT_OK), places, sizes.tolist(), offsets, repeat(1), times,
-                       columns.store_hosts(part))
+        cursor.last_timestamp = int(stored[-1])
+        results.add((places, sizes, offsets, stored), columns.store_hosts(part))
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:

@@ -32,6 +32,7 @@ from rmqctl.engine.put.message import (
     OutgoingBatch,
     OutgoingList,
     PutResult,
+    Results,
     refused,
 )
 from rmqctl.engine.put.per_message import SingleMessages, TopicQueueTable, does_not_fit
@@ -226,35 +227,32 @@ class PutPath:
     def last_timestamp(self, timestamp: int) -> None:
         self._cursor.last_timestamp = timestamp
 
-    def put(self, messages: Sequence[Message], *,
-            stop: bool = False) -> tuple[list[PutResult], list[RecordRun]]:
-        """Append a group in order; return (a result for each message, sequences of written
-        records).
+    def put(self, messages: Sequence[Message], results: Results, *,
+            stop: bool = False) -> list[RecordRun]:
+        """Append a group in order, and add a result for each message to ``results``. Return the
+        sequences of written records.
 
         A rejected message is not written, and later messages are still put. With ``stop``, later
         messages are not put, and the last result is that of the rejected message. After a
         StoreIOError, no message is acknowledged.
         """
         self._cursor.start()
-        results: list[PutResult] = []
         for kind, stretch in stretches(messages):
-            if kind is Outgoing:
-                self._single.put_all(stretch, results, stop=stop)  # type: ignore[arg-type]
-            else:
-                self._put_others(stretch, results, stop=stop)
-            if stop and results[-1].physical_offset is None:
+            put = self._single.put_all if kind is Outgoing else self._put_others
+            if not put(stretch, results, stop=stop):  # type: ignore[arg-type]
                 break
         self._cursor.write()
-        return results, self._cursor.runs
+        return self._cursor.runs
 
-    def _put_others(self, messages: Iterable[Message], results: list[PutResult], *,
-                    stop: bool) -> None:
-        """Put batches and recorded messages; with ``stop``, only up to the first rejected one."""
+    def _put_others(self, messages: Iterable[Message], results: Results, *, stop: bool) -> bool:
+        """Put batches and recorded messages like `SingleMessages.put_all`."""
         for message in messages:
-            results.append(self._put_batch(message) if isinstance(message, OutgoingBatch) else
-                           self._put_recorded(message))  # type: ignore[arg-type]
-            if stop and results[-1].physical_offset is None:
-                return
+            result = (self._put_batch(message) if isinstance(message, OutgoingBatch) else
+                      self._put_recorded(message))  # type: ignore[arg-type]
+            results.append(result)
+            if stop and result.physical_offset is None:
+                return False
+        return True
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
         """Put a batch as records in the same file, and return its result."""
