@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from rmqctl.checks.findings import INFO
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.log.seals import Seals
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
-from rmqctl.scan.frames import Span
+from rmqctl.scan.frames import Array, Span
 from rmqctl.scan.headers import Headers
 from rmqctl.store.config.config import topic_table
 from rmqctl.store.store import Store
@@ -193,6 +195,17 @@ class Context:
     def in_damage(self, physical: int) -> bool:
         index = bisect_right(self.damage_starts, physical) - 1
         return index >= 0 and physical < self.damage_ends[index]
+
+    def in_damages(self, physical: Array) -> Array:
+        """Return a boolean array: whether each physical offset is in a damaged part."""
+        starts, ends = self._damage
+        inside: Array = (np.searchsorted(starts, physical, "right")
+                         > np.searchsorted(ends, physical, "right"))
+        return inside
+
+    @cached_property
+    def _damage(self) -> tuple[Array, Array]:
+        return np.array(self.damage_starts, np.int64), np.array(self.damage_ends, np.int64)
 
 
 class BadRecord(NamedTuple):

@@ -28,6 +28,8 @@ MAX_SINGLE = 20_000
 """Maximum number of unmatched entries of a queue that are examined one by one; further entries are
 only counted.
 """
+_NEAR = 1 << 10
+"""Maximum number of matched entries between two unmatched ones that are read together."""
 _OFF = "enableMultiDispatch was off"
 _MAX_GAP = 1 << 20
 """Size, in queue offsets, from which a gap before a queue's last message is implausible. The queue
@@ -104,19 +106,40 @@ class LeftOverRows:
         messages, and stray entries.
         """
         self._settle()
-        log = self.context.store.log
-        for start, end in uncovered(self.tally, self.queue.first_index, self.end):
-            for first, rows in self.queue.pages(start, end):
-                physical = rows["physical_offset"]
-                used = (rows["size"] > 0) | (physical != 0)
-                used &= physical >= log.min_offset
-                used &= self._looked_at(physical)
-                beyond = used & (physical >= self.context.log_end)
-                if beyond.any():
-                    for index in beyond.nonzero()[0].tolist():
-                        self._stretch(first + index)
-                for index in (used & ~beyond).nonzero()[0].tolist():
-                    self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
+        context = self.context
+        for number, rows in self._unmatched():
+            physical = rows["physical_offset"]
+            used = (rows["size"] > 0) | (physical != 0)
+            used &= physical >= context.store.log.min_offset
+            used &= self._looked_at(physical)
+            beyond = used & (physical >= context.log_end)
+            for row in number[beyond].tolist():
+                self._stretch(row)
+            inside = np.flatnonzero(used & ~beyond)
+            for row, damaged, unit in zip(
+                    number[inside].tolist(), context.in_damages(physical[inside]).tolist(),
+                    map(UnitRecord._make, rows[inside].tolist()), strict=True):
+                if unit != FILLER:
+                    self._sort_row(row, unit, damaged=damaged)
+
+    def _unmatched(self) -> Iterator[tuple[Array, Array]]:
+        """Yield (queue offsets, entries) of the entries that match no message. Nearby entries are
+        read together.
+        """
+        left: Array = np.array([*uncovered(self.tally, self.queue.first_index, self.end)],
+                               np.int64).reshape(-1, 2)
+        while len(left):
+            far = np.flatnonzero(left[1:, 0] - left[:-1, 1] > _NEAR)
+            part = left[:far[0] + 1] if len(far) else left
+            reached = int(part[0, 0])
+            for first, rows in self.queue.pages(reached, int(part[-1, 1])):
+                number = np.arange(first, first + len(rows))
+                reached = first + len(rows)
+                loose = (np.searchsorted(part[:, 0], number, "right")
+                         > np.searchsorted(part[:, 1], number, "right"))
+                yield number[loose], rows[loose]
+            # A file may be missing: nothing can be read up to the next range.
+            left = left[np.searchsorted(left[:, 0], reached, "right"):]
 
     def _settle(self) -> None:
         """Determine whether skipped queue offsets explain why entries of a light queue are early.
@@ -218,10 +241,8 @@ class LeftOverRows:
         else:
             self._ahead.append((row, row + 1))
 
-    def _sort_row(self, row: int, unit: UnitRecord) -> None:
-        if unit == FILLER:
-            return
-        if self.context.in_damage(unit.physical_offset):
+    def _sort_row(self, row: int, unit: UnitRecord, *, damaged: bool) -> None:
+        if damaged:
             self._lost.append(row)
             self.context.lost.setdefault(unit.physical_offset, (
                 self.queue.topic, self.queue.queue_id, row))
