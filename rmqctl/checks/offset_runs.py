@@ -4,8 +4,6 @@ adjacent.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 
 from rmqctl.scan.frames import Array
@@ -23,10 +21,8 @@ class OffsetRuns:
     def __init__(self) -> None:
         self._runs = _NONE
         self._parts: list[Array] = []
-        self._sums: tuple[list[int], list[int], list[int]] | None = None
-        """Starts of the runs, ends of the runs, and the number of queue offsets that the set has
-        before each run.
-        """
+        self._before: Array | None = None
+        """The number of queue offsets that the set has before each run, and in all runs."""
         self.complete = True
 
     def __bool__(self) -> bool:
@@ -44,8 +40,8 @@ class OffsetRuns:
         if not good.all():
             runs = runs[good]
         if len(runs):
-            self._parts.append(_joined(runs))
-            self._sums = None
+            self._parts.append(joined(runs))
+            self._before = None
             if len(self._parts) >= _MAX_PARTS:
                 self._settle()
 
@@ -65,7 +61,13 @@ class OffsetRuns:
         if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
-        return max(0, self._below(end) - self._below(first))
+        return int(self.counts(np.array([first]), np.array([end]))[0])
+
+    def counts(self, first: Array, end: Array) -> Array:
+        """Return, for each pair of queue offsets, the number of those in the set within
+        ``[first, end)``.
+        """
+        return np.maximum(self._below(end) - self._below(first), 0)
 
     def has(self, offsets: Array) -> Array:
         """Return, for each queue offset (int64), whether the set contains it."""
@@ -88,38 +90,37 @@ class OffsetRuns:
         left = OffsetRuns()
         left.complete = self.complete and other.complete
         runs, others = self.runs(), other.runs()
-        begin = np.searchsorted(others[:, 1], runs[:, 0], "right").tolist()
-        stop = np.searchsorted(others[:, 0], runs[:, 1]).tolist()
-        kept: list[tuple[int, int]] = []
-        for number, (first, end) in enumerate(runs.tolist()):
-            borders = [first, *others[begin[number]:stop[number]].ravel().tolist(), end]
-            kept += zip(borders[::2], borders[1::2], strict=True)
-        if kept:
-            starts, ends = np.array(kept, np.int64).T
-            left.add(starts, ends - starts)
+        if len(runs):
+            others = others[np.searchsorted(others[:, 1], runs[0, 0], "right"):
+                            np.searchsorted(others[:, 0], runs[-1, 1])]
+        if len(others):
+            # Between two borders, the offsets are in neither or in the same sets.
+            borders = np.unique(np.concatenate([runs, others]))
+            first = borders[:-1]
+            runs = np.column_stack([first, borders[1:]])[self.has(first) & ~other.has(first)]
+        left.add(runs[:, 0], runs[:, 1] - runs[:, 0])
         return left
 
-    def _below(self, offset: int) -> int:
-        """Return the number of queue offsets of the set before ``offset``."""
+    def _below(self, offset: Array) -> Array:
+        """Return the number of queue offsets of the set before each ``offset``."""
         runs = self.runs()
-        if self._sums is None:
-            before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
-            self._sums = runs[:, 0].tolist(), runs[:, 1].tolist(), before.tolist()
-        firsts, ends, sums = self._sums
-        number = bisect_left(firsts, offset)
-        return sums[number - 1] + min(ends[number - 1], offset) - firsts[number - 1] if (
-            number) else 0
+        if self._before is None:
+            self._before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
+        number = np.searchsorted(runs[:, 0], offset)
+        behind = np.append(0, runs[:, 1])[number] - np.maximum(offset, 0)
+        below: Array = self._before[number] - np.maximum(behind, 0)
+        return below
 
     def _settle(self) -> None:
         if not self._parts:
             return
         parts = [self._runs, *self._parts] if len(self._runs) else self._parts
-        runs = parts[0] if len(parts) == 1 else _joined(np.concatenate(parts))
+        runs = parts[0] if len(parts) == 1 else joined(np.concatenate(parts))
         self.complete = self.complete and len(runs) <= MAX_RUNS
-        self._runs, self._parts, self._sums = runs[:MAX_RUNS], [], None
+        self._runs, self._parts, self._before = runs[:MAX_RUNS], [], None
 
 
-def _joined(runs: Array) -> Array:
+def joined(runs: Array) -> Array:
     """Return the runs in order, with touching and overlapping ones joined."""
     if len(runs) < 2:
         return runs

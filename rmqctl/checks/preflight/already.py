@@ -39,7 +39,7 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
-from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.checks.offset_runs import OffsetRuns, joined
 from rmqctl.checks.preflight.gaps import DamagedBytes, LogGaps, OffsetGap
 from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.positions import OffsetJudge, WalkFacts
@@ -384,23 +384,17 @@ class AlreadyLost:
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Merge the ranges of the log without intact data into one ascending list."""
-        spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
+        spans = np.array([*self._spans, *((gap.start, gap.end) for gap in log.gaps())],
+                         np.int64).reshape(-1, 2)
         self._end = max(self._end, log.min_offset)
-        spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
+        spans = np.minimum(spans[spans[:, 0] < self._end], self._end)
         # Each of two files with the same name may have what the other lacks.
         for name in {a.name for a, b in pairwise(log.files) if a.base == b.base}:
             twice = next(file for file in log.files if file.name == name)
-            spans = [span for span in spans if span[1] <= twice.base or span[0] >= twice.end]
+            spans = spans[(spans[:, 1] <= twice.base) | (spans[:, 0] >= twice.end)]
         if not up_to_end:
-            spans.append((self._end, ENDLESS))
-        joined: list[list[int]] = []
-        for start, end in spans:
-            if joined and start <= joined[-1][1]:
-                joined[-1][1] = max(joined[-1][1], end)
-            else:
-                joined.append([start, end])
-        self._starts = np.array([span[0] for span in joined], np.int64)
-        self._ends = np.array([span[1] for span in joined], np.int64)
+            spans = np.append(spans, [(self._end, ENDLESS)], axis=0)
+        self._starts, self._ends = np.ascontiguousarray(joined(spans).T)
 
     def gone(self, place: Array) -> Array:
         """Return a boolean array: whether each position is in a range without intact data."""

@@ -12,7 +12,6 @@ import os
 from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -368,17 +367,13 @@ class _LossCount:
         The result is an int64 array of half-open ranges, of shape (n, 2).
         """
         tally = self._tallies.get(number)
-        covered = [] if tally is None else merged(tally.covered)
-        if not len(damaged):
-            return np.array(covered, np.int64).reshape(-1, 2)
+        covered = np.array([] if tally is None else merged(tally.covered), np.int64).reshape(-1, 2)
         cut = np.unique(damaged)
-        pieces: list[tuple[int, int]] = []
-        for first, behind in covered:
-            inside = cut[np.searchsorted(cut, first):np.searchsorted(cut, behind)].tolist()
-            borders = [first, *chain.from_iterable((offset, offset + 1) for offset in inside),
-                       behind]
-            pieces += [(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True) if a < b]
-        return np.array(pieces, np.int64).reshape(-1, 2)
+        cut = cut[np.searchsorted(covered[:, 0], cut, "right")
+                  > np.searchsorted(covered[:, 1], cut, "right")]
+        runs = np.column_stack([np.sort(np.append(covered[:, 0], cut + 1)),
+                                np.sort(np.append(covered[:, 1], cut))])
+        return runs[runs[:, 0] < runs[:, 1]]
 
     def _is_sound(self, number: int, runs: Array) -> bool:
         """Return whether every entry of a queue points to its own message and no entry
@@ -389,8 +384,7 @@ class _LossCount:
                 and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
                 and (runs[0, 0] == 0 or self._log.min_offset > 0))
 
-    def _pieces(self, number: int, runs: Array,
-                loose: _MessageColumns | None) -> list[tuple[int, int, int, int]]:
+    def _pieces(self, number: int, runs: Array, loose: _MessageColumns | None) -> Array:
         """Return the intact messages of a queue as runs with consecutive queue offsets, in log
         order.
 
@@ -399,8 +393,7 @@ class _LossCount:
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())
-            return [(int(low), first, int(high), end) for (low, high), (first, end) in zip(
-                place.reshape(-1, 2), runs.tolist(), strict=True)]
+            return np.column_stack([place[::2], runs[:, 0], place[1::2], runs[:, 1]])
         offset = np.concatenate([np.arange(first, end) for first, end in runs.tolist()] or [
             np.zeros(0, np.int64)])
         place = np.concatenate([self._places(number, offset), loose.place])
@@ -409,8 +402,7 @@ class _LossCount:
         offset, place = offset[order], place[order]
         starts = np.flatnonzero(np.append(True, np.diff(offset) != 1))
         ends = np.append(starts[1:], len(offset)) - 1
-        return [*zip(place[starts].tolist(), offset[starts].tolist(), place[ends].tolist(),
-                     (offset[ends] + 1).tolist(), strict=True)]
+        return np.column_stack([place[starts], offset[starts], place[ends], offset[ends] + 1])
 
     def _places(self, number: int, offset: Array) -> Array:
         """Return the positions that the entries with these queue offsets point to."""

@@ -7,9 +7,8 @@ damaged record also proves its message if its queue and queue offset are still r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
 """Maximum number of gapless runs of records in memory, for all queues."""
+_LOW, _FIRST, _HIGH, _END = range(4)
 _MAX_AHEAD = 1000
 """Maximum distance, in queue offsets, from a queue's last intact record to a damaged record whose
 queue offset is trusted.
@@ -38,37 +38,22 @@ class OffsetGap(NamedTuple):
     offsets: OffsetRuns
 
 
-@dataclass(slots=True)
-class _RecordRun:
-    """A gapless run of records of a queue.
-
-    ``low``, ``high``: positions of the first and the last record.
-    ``first``, ``end``: half-open range ``[first, end)`` of queue offsets.
-    """
-
-    low: int
-    first: int
-    high: int
-    end: int
-
-
 class DamagedBytes:
     """Damaged spans of a log, ascending and without overlap, and a count of their bytes between any
     two positions.
     """
 
     def __init__(self, starts: Array, ends: Array) -> None:
-        self._starts, self._ends = starts, ends
+        self._starts, self._ends = starts, np.append(0, ends)
         self._before = np.append(0, np.cumsum(ends - starts))
 
-    def within(self, low: int, high: int) -> int:
-        """Return the number of damaged bytes at the positions ``[low, high)``."""
-        return max(0, self._up_to(high) - self._up_to(low)) if high > low else 0
+    def within(self, low: Array, high: Array) -> Array:
+        """Return the number of damaged bytes at the positions ``[low, high)``, for each pair."""
+        return np.maximum(self._up_to(high) - self._up_to(low), 0)
 
-    def _up_to(self, place: int) -> int:
-        number = int(np.searchsorted(self._starts, place))
-        full = int(self._before[number])
-        return full - max(0, int(self._ends[number - 1]) - place) if number else full
+    def _up_to(self, place: Array) -> Array:
+        number = np.searchsorted(self._starts, place)
+        return self._before[number] - np.maximum(self._ends[number] - place, 0)
 
 
 @dataclass(slots=True)
@@ -77,7 +62,10 @@ class LogGaps:
     ranges of the log may be scanned in any order.
     """
 
-    _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
+    _pieces: dict[int, list[Array]] = field(default_factory=dict)
+    """For each queue, its messages as gapless runs. Each run is (position of the first message,
+    first queue offset, position of the last message, queue offset after the run).
+    """
     _held: int = 0
     _is_consecutive: list[bool] = field(default_factory=list)
     """For each queue, whether its offsets are consecutive in the log."""
@@ -106,16 +94,14 @@ class LogGaps:
                 (offset[rows], count[rows], place[rows]))
         self._take(*(column[order[good[order]]] for column in (number, offset, count, place)))
 
-    def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
-             damaged: Array, places: Array) -> None:
+    def know(self, number: int, pieces: Array, damaged: Array, places: Array) -> None:
         """Add a queue without a scan.
 
-        ``pieces``: the queue's messages as gapless runs. Each run is (position of the first
-        message, first queue offset, position of the last message, queue offset after the run).
+        ``pieces``: the queue's messages as gapless runs.
         ``damaged``: queue offsets in damaged records.
         ``places``: positions of these records.
         """
-        self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
+        self._pieces[number] = [pieces]
         if len(damaged):
             self._named.setdefault(number, []).append(
                 (damaged, np.ones_like(damaged), places))
@@ -129,26 +115,34 @@ class LogGaps:
                            | (place[1:] <= place[:-1]))
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(number)) - 1
-        for queue, *fields in zip(number[first].tolist(), place[first].tolist(),
-                                  offset[first].tolist(), place[last].tolist(), end[last].tolist(),
-                                  strict=True):
-            piece, pieces = _RecordRun(*fields), self._pieces.setdefault(queue, [])
-            if pieces and pieces[-1].end == piece.first and pieces[-1].high < piece.low:
-                pieces[-1].high, pieces[-1].end = piece.high, piece.end
-            else:
-                pieces.append(piece)
-                self._held += 1
+        runs = np.column_stack([place[first], offset[first], place[last], end[last]])
+        queues = number[first]
+        for part in np.split(np.arange(len(runs)), np.flatnonzero(np.diff(queues)) + 1):
+            new, pieces = runs[part], self._pieces.setdefault(int(queues[part[0]]), [])
+            if pieces and pieces[-1][-1, _END] == new[0, _FIRST] and (
+                    pieces[-1][-1, _HIGH] < new[0, _LOW]):
+                pieces[-1][-1, _HIGH:] = new[0, _HIGH:]
+                new = new[1:]
+            if len(new):
+                pieces.append(new)
+                self._held += len(new)
+
+    def _in_order(self, number: int) -> Array:
+        """Return the runs of a queue in the order of their first messages."""
+        pieces = np.concatenate([np.zeros((0, 4), np.int64), *self._pieces.get(number, ())])
+        return pieces[np.argsort(pieces[:, _LOW], kind="stable")]
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
         """Return, ascending, the positions of the records before and after each jump in a queue's
         offsets. Jumps that are explained by damage between the two records are omitted.
         """
         places: set[int] = set()
-        for pieces in self._pieces.values():
-            for last, piece in pairwise(sorted(pieces, key=lambda piece: piece.low)):
-                if piece.low > last.high and (piece.first < last.end or not damage.within(
-                        last.high + 1, piece.low)):
-                    places |= {last.high, piece.low}
+        for number in self._pieces:
+            pieces = self._in_order(number)
+            last, low = pieces[:-1], pieces[1:, _LOW]
+            odd = (low > last[:, _HIGH]) & ((pieces[1:, _FIRST] < last[:, _END]) | (
+                damage.within(last[:, _HIGH] + 1, low) == 0))
+            places.update(last[odd, _HIGH].tolist(), low[odd].tolist())
         return sorted(places)
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
@@ -159,32 +153,36 @@ class LogGaps:
         ``damage``: all spans of the log without intact data.
         ``from_zero``: whether the log, and so the queue, begins at offset 0.
         """
-        pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
-                        key=lambda piece: piece.low)
-        last = _RecordRun(-1, 0, -1, 0) if from_zero else None
-        for piece in pieces:
-            if last is not None and piece.low <= last.high:
-                # A part of the log that two walks have read.
-                last = piece if piece.high > last.high else last
-                continue
-            if last is not None and piece.first > last.end and (
-                    accounted.count(last.end, piece.first) < piece.first - last.end):
-                room = damage.within(last.high + 1, piece.low)
-                missing = OffsetRuns()
-                missing.add_run(last.end, piece.first)
-                missing = missing.without(accounted)
-                if 0 < missing.count() <= room // MIN_SIZE:
-                    yield OffsetGap(last.high, piece.low, missing)
-            last = piece
+        pieces = self._in_order(number)
+        pieces = pieces[pieces[:, _LOW] < end]
+        if from_zero:
+            pieces = np.concatenate([[(-1, 0, -1, 0)], pieces])
+        # For each run, the run before it. Two walks may have read the same part of the log.
+        high = np.maximum.accumulate(pieces[:, _HIGH])
+        reaches = np.append(True, high[1:] > high[:-1])[:len(pieces)]
+        before = np.maximum.accumulate(np.where(reaches, np.arange(len(pieces)), 0))
+        low, first = pieces[1:, _LOW], pieces[1:, _FIRST]
+        known, reached = pieces[before[:-1], _END], high[:-1]
+        lacks = (low > reached) & (first > known)
+        lacks[lacks] = accounted.counts(known[lacks], first[lacks]) < (first - known)[lacks]
+        for row, room in zip(np.flatnonzero(lacks).tolist(), damage.within(
+                reached[lacks] + 1, low[lacks]).tolist(), strict=True):
+            missing = OffsetRuns()
+            missing.add_run(int(known[row]), int(first[row]))
+            missing = missing.without(accounted)
+            if 0 < missing.count() <= room // MIN_SIZE:
+                yield OffsetGap(int(reached[row]), int(low[row]), missing)
+        if not len(pieces) or high[-1] < 0:
+            return
         # A damaged record after the last intact one still shows which message it was.
         named = OffsetRuns()
         for offset, count, place in self._named.get(number, ()):
             named.add(offset[place < end], count[place < end])
-        if last is not None and last.high >= 0:
-            near = OffsetRuns()
-            near.add_run(last.end, last.end + _MAX_AHEAD)
-            behind = named.without(named.without(near)).without(accounted)
-            if behind.count():
-                yield OffsetGap(last.high,
-                                1 + max(int(place[behind.has(offset)].max(initial=last.high))
-                                        for offset, _, place in self._named[number]), behind)
+        last = int(pieces[before[-1], _END])
+        near = OffsetRuns()
+        near.add_run(last, last + _MAX_AHEAD)
+        behind = named.without(named.without(near)).without(accounted)
+        if behind.count():
+            yield OffsetGap(int(high[-1]),
+                            1 + max(int(place[behind.has(offset)].max(initial=int(high[-1])))
+                                    for offset, _, place in self._named[number]), behind)

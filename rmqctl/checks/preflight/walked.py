@@ -20,8 +20,7 @@ class WalkResults:
     By queue number:
 
     ``ends``: the queue offset after the last intact message.
-    ``pieces``: runs of adjacent messages, each as (position of the first message, first queue
-    offset, position of the last message, queue offset after the run).
+    ``pieces``: gapless runs of messages, as in `LogGaps`.
     ``damaged``: queue offsets in damaged records, and the positions of these records.
     ``sound``: queues without damaged records in which every entry points to a message.
     """
@@ -31,7 +30,7 @@ class WalkResults:
     end: int
     accepted: list[tuple[int, int]]
     ends: dict[int, int] = field(default_factory=dict)
-    pieces: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    pieces: dict[int, Array] = field(default_factory=dict)
     damaged: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     sound: set[int] = field(default_factory=set)
     newest: int | None = None
