@@ -10,11 +10,12 @@ SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "n
 cdef enum:  # cells of the state
     S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
     S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_LAST, S_LAST_END, S_BAD, S_BAD_BYTES
+    S_EXTRA
     S_ASKED, S_ASKED_1, S_CELLS
 
 SOUND_STATE = ("at", "messages", "bytes", "loose", "keyed", "first", "newest", "oldest", "sealed",
                "first_v2", "entry", "window", "file", "intervals", "host", "host_1", "host_2",
-               "end", "last", "last_end", "bad", "bad_bytes", "asked", "asked_1")
+               "end", "last", "last_end", "bad", "bad_bytes", "extra", "asked", "asked_1")
 
 cdef enum:  # cells of a topic, and of a queue
     T_SHARP, T_FIRST, T_COUNT, T_KIND, T_CELLS
@@ -33,9 +34,11 @@ cdef enum:  # what messages are held against
 cdef enum:  # what a name of a property stands for
     N_TAGS, N_UNIQUE, N_KEYS, N_DELAY, N_INNER, N_KEPT, N_SEAL, NAMES
 
-cdef enum:  # cells of a run of a queue, and of a record with a damaged body
+cdef enum:  # cells of a run of a queue, of a record with a damaged body, and of an index entry
     INTERVAL_CELLS = 5
     BAD_CELLS = 7
+    EXTRA_CELLS = 3
+    LOST_CELLS = 3
 
 cdef enum:
     HEAD_CELLS = 11
@@ -267,7 +270,8 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
           const int32_t[::1] cells, int64_t[:, ::1] queues, int64_t[:, ::1] intervals,
           const uint8_t[::1] units, const int64_t[::1] unit_times,
           const uint8_t[::1] entries, const int64_t[::1] starts, const int64_t[::1] begins,
-          const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad):
+          const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad,
+          int64_t[:, ::1] lost, int64_t[:, ::1] extra):
     """Skip records from the state's ``at`` on that are sound and whose consume queue entries and
     index entries exist and agree with them. The records start before ``end``.
 
@@ -283,7 +287,9 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     ``begins[n]`` (ms). ``delays`` are milliseconds by level. ``heads`` receives the first two and
     the last two records of a run. A record in which only the body does not match its CRC is added
     to ``bad`` (offset, size, topic, queue id, queue offset, length of the body, flag) and is not
-    counted elsewhere. Returns the reason why the function stopped.
+    counted elsewhere. ``lost`` are damaged records, ascending (position, length, whether it
+    was skipped), which are skipped. Index entries that point before the next message are added to ``extra`` (physical
+    offset, hash, number). Returns the reason why the function stopped.
     """
     cdef int64_t size = data.shape[0], at = state[S_AT]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -304,13 +310,14 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
     cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
     cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
-    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1
+    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1, reached_end = 0
     cdef int64_t unique_size, confirmed, code, place
     cdef int64_t when, prepared, stored, born_time, number, next_entry, next_file, key_size
     cdef int64_t *queue
     cdef uint64_t host_0 = <uint64_t>state[S_HOST], host_1 = <uint64_t>state[S_HOST_1]
     cdef uint64_t host_2 = <uint64_t>state[S_HOST_2], word_0, word_1, word_2
     cdef uint32_t hashed, key_hash
+    cdef int64_t lost_count = lost.shape[0], next_lost = 0, extras = state[S_EXTRA], next_extra
     cdef int32_t flag, queue_id, seconds
     cdef int kind, transaction, why = AT_END
     cdef int32_t topic
@@ -323,6 +330,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             or heads.shape[1] != HEAD_CELLS or topics.shape[1] != T_CELLS
             or queues.shape[1] != Q_CELLS or intervals.shape[1] != INTERVAL_CELLS
             or bad.shape[1] != BAD_CELLS or known_places.shape[0] != 2
+            or lost.shape[1] != LOST_CELLS or extra.shape[1] != EXTRA_CELLS or extras < 0
             or known_cells.shape[0] & (known_cells.shape[0] - 1) or starts.shape[0] != files + 1
             or not 0 <= at <= size or not 0 <= file <= files or (
                 timed and unit_times.shape[0] < unit_count)):
@@ -335,7 +343,15 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             # By itself: a record, its checksums, and what its head says.
             why = NOT_SOUND
             if not look(first, size, at, base, name, &seen):
-                break
+                while next_lost < lost_count and lost[next_lost, 0] < at:
+                    next_lost += 1
+                if next_lost == lost_count or lost[next_lost, 0] != at or not (
+                        0 < lost[next_lost, 1] <= size - at):
+                    break
+                lost[next_lost, 2] = 1
+                at += lost[next_lost, 1]
+                why = AT_END
+                continue
             found = &seen.found
             record = first + at
             flag = read_i32(record + SYS_FLAG_AT)
@@ -422,7 +438,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                         break
 
             # Its index entries: of the unique key, and of each of the keys between spaces.
-            next_entry, next_file, good = entry_number, file, True
+            next_entry, next_file, next_extra, good = entry_number, file, extras, True
             with_keys = seen.unique_size or seen.keys_size
             unique_size = seen.unique_size
             if with_entries:
@@ -442,14 +458,27 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                         confirmed += part_end - part
                     if transaction == TRANSACTION_ROLLBACK:
                         continue
-                    key_size = next_entry - window
-                    if key_size < 0 or key_size >= held:
-                        why, good = NO_ENTRY, False
+                    while True:
+                        key_size = next_entry - window
+                        if key_size < 0 or key_size >= held:
+                            why, good = NO_ENTRY, False
+                            break
+                        entry = &entries[0] + key_size * ENTRY_SIZE
+                        if read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) >= base + at:
+                            break
+                        if next_extra >= extra.shape[0]:
+                            why, good = NO_ROOM if extras else NOT_SOUND, False
+                            break
+                        extra[next_extra, 0] = read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT)
+                        extra[next_extra, 1] = read_i32(entry + ENTRY_KEY_HASH_AT)
+                        extra[next_extra, 2] = next_entry
+                        next_extra += 1
+                        next_entry += 1
+                    if not good:
                         break
                     good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
                     if not good:
                         break
-                    entry = &entries[0] + key_size * ENTRY_SIZE
                     while next_file < files and next_entry >= starts[next_file + 1]:
                         next_file += 1
                     good = next_file < files and (
@@ -468,7 +497,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                     break
 
             # All of it agrees: what it leaves.
-            entry_number, file = next_entry, next_file
+            entry_number, file, extras = next_entry, next_file, next_extra
             if queue != NULL:
                 if queue[Q_NEXT] != stored or queue[Q_NEXT] == queue[Q_LEAST]:
                     if queue[Q_NEXT] > queue[Q_LEAST]:
@@ -487,7 +516,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             if found.variant & 1 and state[S_FIRST_V2] < 0:
                 state[S_FIRST_V2] = base + at
             reached = at
-            at += found.total_size
+            at = reached_end = at + found.total_size
             why = AT_END
             if not seen.intact:
                 number = state[S_BAD]
@@ -524,10 +553,11 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             put_head(first + last, base + last, &heads[3, 0])
             state[S_END] = base + last_end
     if reached >= 0:
-        state[S_LAST], state[S_LAST_END] = base + reached, base + at
+        state[S_LAST], state[S_LAST_END] = base + reached, base + reached_end
     state[S_AT], state[S_MESSAGES], state[S_BYTES], state[S_LOOSE] = at, messages, in_bytes, loose
     state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
     state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed
+    state[S_EXTRA] = extras
     state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
     state[S_HOST_2] = <int64_t>host_2
     return why

@@ -71,13 +71,13 @@ class TolerantWalk:
         lost_from, reason, skips = -1, "", 0
         base, passes = source.base, self._sound
 
-        def sound(data: Array, first: int, at: int, end: int) -> int:
+        def sound(data: Array, first: int, at: int, end: int, lost: Array) -> int:
             """Skip the sound records, so that the walk does not process them again after a later
             failed read.
             """
             assert passes is not None
             try:
-                reached = passes(data, first, at, end)
+                reached = passes(data, first, at, end, lost)
             except StoreIOError as error:
                 raise _OfConsumerError(error) from None
             if reached > at:

@@ -22,13 +22,18 @@ from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
-Sound = Callable[[Array, int, int, int], int]
+Sound = Callable[[Array, int, int, int, Array], int]
 """Function that uses sound records; the walk then skips them. Arguments: data, physical offset of
-data[0], position of the next frame, position after the last frame. Returns the position after the
-used records.
+data[0], position of the next frame, position after the last frame, damaged records that may be
+skipped (`Led.lost`). Returns the position after the used records.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
+_WORTH, _TRIES = 8 << 10, 4
+"""Number of bytes from which on a call of the function for sound records is worthwhile between two
+damaged places, and how many calls in a buffer may be less.
+"""
+_NONE_LOST: Array = np.zeros((0, 3), np.int64)
 
 
 _STEPS = (64 << 10, 1 << 20, 16 << 20)
@@ -140,7 +145,7 @@ class Walk:
         at_hand = AtHand(self.source)
         held: list[Batch] = []
         led: Led | None = None
-        met, often = 0, False
+        met, often, fresh, tries = 0, False, False, 0
         while self.position < self.end:
             # Read on from the frame at which the walk is, unless the buffer contains all of it.
             at = self.position - filled_from
@@ -163,17 +168,31 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
-                # Skip sound records at once.
-                if self._sound is not None:
-                    at = self._sound(np.frombuffer(buffer, np.uint8, filled),
-                                     self.source.base + filled_from, 0, self.end - filled_from)
-                    self.position = filled_from + at
-                    if at:
-                        continue
-            # If the previous buffer had much damage, examine this one by column from its first
-            # record on.
-            if often and led is None and self._whole and self._is_led:
-                led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
+                # If the previous buffer had much damage, examine this one by column.
+                if often and self._whole and self._is_led:
+                    led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
+                fresh, tries = True, _TRIES
+            # Skip sound records at once.
+            if fresh and self._sound is not None and tries:
+                fresh = False
+                if held:
+                    yield self._given(held)
+                    held = []
+                reached = self._sound(
+                    np.frombuffer(buffer, np.uint8, filled), self.source.base + filled_from, at,
+                    self.end - filled_from, _NONE_LOST if led is None else led.lost)
+                tries = min(tries + (reached - at) // _WORTH - 1, _TRIES)
+                if reached > at:
+                    self.position = filled_from + reached
+                    if led is not None:
+                        batch, sound_from = led.skipped(filled_from + at, self.passed, sound_from)
+                        met += len(batch.spans)
+                        if batch.spans:
+                            yield self._given([batch])
+                    continue
+            # From the first record on that it did not skip.
+            if often and led is not None:
+                often = False
                 batch, self.position, sound_from = led.frames(
                     self.position, self.end, self.passed, sound_from)
                 met += len(batch.spans)
@@ -202,6 +221,11 @@ class Walk:
                     met += 1
                     if led is None and met > 1 and self._is_led:
                         led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
+                        if self._whole and self._sound is not None:
+                            if good:
+                                held.append(batch)
+                            sound_from, fresh = self.position, True
+                            continue
                     more = None if led is None or not self._whole else led.frames(
                         self.position, self.end, self.passed, self.position)
                     if more is not None and more[0].spans:
@@ -215,6 +239,7 @@ class Walk:
                                                self.passed) if span is None else [span]
                         self.passed.is_damaged |= span is not None
                         sound_from = self.position = batch.spans[-1].end - self.source.base
+                        fresh = self._whole
             burst = min(burst, 1 << 62)
             if good or batch.spans:
                 held.append(batch)

@@ -81,13 +81,13 @@ def assert_equal(root: Path, sizes: Sizes | None, monkeypatch: pytest.MonkeyPatc
 
 
 def damage(root: Path, luck: random.Random) -> None:
-    """A few bits of the log, its entries and its index."""
+    """A few bits of the log, its entries and its index, or many of the log."""
     for name in ("commitlog", "consumequeue", "index"):
         files = [path for path in sorted((root / name).rglob("*")) if path.is_file()]
         for path in luck.sample(files, min(len(files), 2)):
             with path.open("r+b") as file:
                 used = len(file.read(1 << 20).rstrip(b"\0"))
-                for _ in range(luck.choice((0, 1, 3))):
+                for _ in range(luck.choice((0, 1, 3, 60 if name == "commitlog" else 2))):
                     at = luck.randrange(max(used, 1))
                     file.seek(at)
                     old = file.read(1) or b"\0"

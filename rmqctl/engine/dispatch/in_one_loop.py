@@ -48,7 +48,7 @@ class LeadPass:
         self._rowed: Array = np.empty(0, bool)
         self._keys: Array = np.empty((2, 0), np.int64)
 
-    def over(self, data: Array, base: int, at: int, end: int) -> int:
+    def over(self, data: Array, base: int, at: int, end: int, _lost: Array) -> int:
         """Process the messages in ``data`` from position ``at`` on; return the position after the
         last processed one (see `Walk.intact`).
         """

@@ -13,17 +13,18 @@ import numpy as np
 
 from rmqctl.formats.local.message import (
     MAGIC_BLANK,
+    MAGIC_OFFSET,
     MIN_SIZE,
     VERSIONS,
-    is_magic,
-    magic_at,
-    total_size_at,
+    fixed_field,
 )
 from rmqctl.scan.damage.classify import diagnose
 from rmqctl.scan.damage.slots import EarlierMessages
-from rmqctl.scan.frames import DAMAGED, Batch, Span, examine
-from rmqctl.scan.resync import extent, provable
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, examine, gather_int
+from rmqctl.scan.resync import provable
 from rmqctl.scan.source import AtHand
+
+_MAGICS = [*VERSIONS]
 
 
 class Led:
@@ -54,6 +55,51 @@ class Led:
             np.searchsorted(ends, np.arange(len(at)))].tolist()
         self._at, self._sound = at.tolist(), sound.tolist()
         self._size: list[int] = size.tolist()
+        # Damaged records with the size that their entry has, and those that are followed by two
+        # intact frames.
+        hit = np.flatnonzero(~sound)
+        hit = hit[self._add_up(at[hit], size[hit])]
+        ends = at + size
+        after = np.minimum(np.searchsorted(at, ends), len(at) - 1)
+        leads: Array = sound[after] & (at[after] == ends)
+        proven = hit[leads[hit] & leads[after[hit]]]
+        self._adds_up = dict.fromkeys(hit.tolist(), False)
+        self._adds_up.update(dict.fromkeys(proven.tolist(), True))
+        self.lost: Array = np.column_stack([at[proven], size[proven], np.zeros_like(proven)])
+        """Damaged records of which the evidence is in the buffer, as rows: position, length,
+        whether a scan has skipped it.
+        """
+
+    def _add_up(self, at: Array, size: Array) -> Array:
+        """Return a boolean array: whether the records at positions of the buffer have the sizes
+        ``size``, by their own sizes or their other lengths.
+        """
+        data = np.frombuffer(self._data, np.uint8)
+        stored, magic = gather_int(data, at, "i4"), gather_int(data, at + MAGIC_OFFSET, "u4")
+        known = np.isin(magic, _MAGICS)
+        whole: Array = (stored == size) & (magic != MAGIC_BLANK)
+        for version in VERSIONS:
+            rows = np.flatnonzero(~whole & ((magic == version) | ~known) & (magic != MAGIC_BLANK))
+            whole[rows] = self._add_up_as(version, at[rows], size[rows])
+        return whole
+
+    def _add_up_as(self, version: int, at: Array, size: Array) -> Array:
+        """Return the same for one version, by the lengths: whether copies with the right header are
+        intact frames.
+        """
+        if not len(at):
+            return np.zeros(0, bool)
+        copies = np.frombuffer(bytearray().join(
+            self._data[start:start + length]
+            for start, length in zip(at.tolist(), size.tolist(), strict=True)), np.uint8)
+        start = np.cumsum(size) - size
+        for name, values in (("total_size", size), ("magic", np.full(len(size), version)),
+                             ("physical_offset", start)):
+            field = fixed_field(name)
+            raw = values.astype(f">i{field.size}" if name != "magic" else ">u4")
+            copies[start[:, None] + field.offset + np.arange(field.size)] = raw.view(
+                np.uint8).reshape(-1, field.size)
+        return examine(copies, 0, start)[1]
 
     def _number(self, at: int) -> int | None:
         """Return the index of the frame at a position in the buffer; None if no entry points to
@@ -65,29 +111,28 @@ class Led:
     def span(self, position: int) -> Span | None:
         """Return the damaged record at a position of the file; None if other evidence is needed."""
         number = self._number(position - self._position)
-        if number is None or self._sound[number]:
+        proven = None if number is None else self._adds_up.get(number)
+        if number is None or proven is None or not (
+                proven or provable(self._source, position + self._size[number])):
             return None
-        at, size = self._at[number], self._size[number]
-        magic = magic_at(self._data, at)
-        if magic == MAGIC_BLANK or not (
-                total_size_at(self._data, at) == size or any(
-                    extent(self._source, position, version) == size
-                    for version in ((magic,) if is_magic(magic) else VERSIONS))):
-            return None
-        if not (self._is_proven(at + size) or provable(self._source, position + size)):
-            return None
-        return Span(DAMAGED, self._source.base + position, size,
+        return Span(DAMAGED, self._source.base + position, self._size[number],
                     *diagnose(self._source, position), located=True)
 
-    def _is_proven(self, at: int) -> bool:
-        """Return whether an intact frame begins at a position in the buffer, followed by another
-        one.
+    def skipped(self, position: int, passed: EarlierMessages,
+                sound_from: int) -> tuple[Batch, int]:
+        """Return (the records of `lost` that a scan has skipped from a position on, the end of the
+        last one). The intact frames from ``sound_from`` up to that one are added to ``passed``.
         """
-        number = self._number(at)
-        if number is None or not self._sound[number]:
-            return False
-        behind = self._number(at + self._size[number])
-        return behind is not None and self._sound[behind]
+        batch = self._batch.select(np.zeros(0, np.int64))
+        rows = self.lost[(self.lost[:, 0] >= position - self._position) & (self.lost[:, 2] > 0)]
+        for at, size, _ in rows.tolist():
+            position = self._position + at
+            batch.spans.append(Span(DAMAGED, self._source.base + position, size,
+                                    *diagnose(self._source, position), located=True))
+            passed.add(sound_from, position)
+            sound_from = position + size
+        passed.is_damaged |= len(rows) > 0
+        return batch, sound_from
 
     def frames(self, position: int, end: int, passed: EarlierMessages,
                sound_from: int) -> tuple[Batch, int, int]:

@@ -127,9 +127,12 @@ class KeyCheck:
         except StoreIOError:
             self.unreadable = True
 
-    def passed(self, position: int) -> None:
-        """Record that the index entries before entry number ``position`` match the keys."""
-        self.tally.expected += position - self.position
+    def passed(self, position: int, extra: Array) -> None:
+        """Record that the index entries before entry number ``position`` match the keys, except
+        the entries ``extra`` (as rows: physical offset, hash, entry number).
+        """
+        self._keep_extra(*extra.T)
+        self.tally.expected += position - self.position - len(extra)
         self.tally.actual += position - self.position
         self.position = position
 
@@ -198,20 +201,22 @@ class KeyCheck:
         self._times(window[matched], store_time[key[matched]], self.position + matched)
         # The others are listed, up to a limit.
         extra = np.flatnonzero(key < 0)
-        room = max(0, MAX_LISTED - len(self.tally.extra))
-        for index in extra[:room].tolist():
-            self.tally.extra.append((int(place[index]), int(hashes[index]),
-                                     self.entries.place(self.position + index)))
-        if len(extra) > room:
-            self.tally.unlisted_extra += len(extra) - room
-            self.tally.unlisted_from = min(self.tally.unlisted_from,
-                                           int(place[extra[room:]].min()))
+        self._keep_extra(place[extra], hashes[extra], self.position + extra)
         room = max(0, MAX_LISTED - len(self.tally.missing))
         self.tally.missing += zip(physical[left[:room]].tolist(), key_hash[left[:room]].tolist(),
                                   strict=True)
         self.tally.unlisted_missing += len(left[room:])
         self.position += taken
         self.tally.actual += taken
+
+    def _keep_extra(self, place: Array, hashes: Array, position: Array) -> None:
+        """Record entries without a key."""
+        room = max(0, MAX_LISTED - len(self.tally.extra))
+        self.tally.extra += zip(place[:room].tolist(), hashes[:room].tolist(),
+                                map(self.entries.place, position[:room].tolist()), strict=True)
+        if len(place) > room:
+            self.tally.unlisted_extra += len(place) - room
+            self.tally.unlisted_from = min(self.tally.unlisted_from, int(place[room:].min()))
 
     def finish(self, end: int | None) -> None:
         """Record as unmatched the remaining entries that point before physical offset ``end``

@@ -92,12 +92,12 @@ class LogPass:
         """
         return None if self._sound is None or file.head else self._over
 
-    def _over(self, data: Array, base: int, at: int, end: int) -> int:
+    def _over(self, data: Array, base: int, at: int, end: int, lost: Array) -> int:
         assert self._sound is not None
         if not self._started:
             self._start(base + at)
         self._take_held()
-        reached = self._sound.over(data, base, at, end, self.result)
+        reached = self._sound.over(data, base, at, end, lost, self.result)
         self._progress(base + reached - self.result.position)
         self.result.position = base + reached
         return reached

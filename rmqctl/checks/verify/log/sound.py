@@ -36,7 +36,7 @@ _ENTRIES_HELD = 1 << 15
 _MAX_QUEUE_ID = 1 << 12
 """First queue id that the kernel does not check; such queues are checked by column."""
 _INTERVALS = 1 << 12
-_BAD = 1 << 12
+_BAD = _EXTRA = 1 << 12
 _SHORT = 256
 """Minimum number of messages in a run after which the kernel begins another run. After a shorter
 run, messages are checked by column, which costs less than ending the run.
@@ -60,6 +60,7 @@ class SoundPass:
         self._queues: Array = np.zeros((0, 7), np.int64)
         self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)
         self._bad: Array = np.zeros((_BAD, 7), np.int64)
+        self._extra: Array = np.zeros((_EXTRA, 3), np.int64)
         # Their units, and the index entries, that are in memory.
         self._units: Array = np.zeros(0, np.uint8)
         self._times: Array = np.zeros(0, np.int64)
@@ -96,9 +97,10 @@ class SoundPass:
         for name, value in values.items():
             self._state[self._at[name]] = value
 
-    def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Skip sound records and return the offset after the last of them (a callback for
-        `Walk.sound`).
+    def over(self, data: Array, base: int, at: int, end: int, lost: Array,
+             result: RangeResult) -> int:
+        """Skip sound records and the damaged records ``lost``; return the offset after the last of
+        them (a callback for `Walk.sound`).
         """
         keys = self._keys
         if keys is not None and keys.unreadable:
@@ -113,13 +115,14 @@ class SoundPass:
                 data, base, end, what, self._state, *NAMES, *self._topics.table.tables,
                 self._topics.rows, self._cells, self._queues, self._intervals, self._units,
                 self._times, self._entries, *self._of_index, self._delays, self._heads,
-                self._bad)]
+                self._bad, lost, self._extra)]
             asked = self._get("asked"), self._get("asked_1")
             if ended == "new_topic":
                 self._topics.add(data[asked[0]:asked[0] + asked[1]])
             elif ended == "no_room":
                 self._keep_intervals()
                 self._keep_bad(result)
+                self._keep_entries()
             elif ended == "another_run" and self._get("messages") >= _SHORT:
                 self.settle(result)
                 self._begin()
@@ -224,7 +227,7 @@ class SoundPass:
         if result.passed.first_v2 is None and self._get("first_v2") >= 0:
             result.passed.first_v2 = self._get("first_v2")
         if self._keys is not None:
-            self._keys.passed(self._get("entry"))
+            self._keep_entries()
         elif self._wanted.index:
             result.keyed += self._get("keyed")
         if self._get("messages"):
@@ -260,6 +263,11 @@ class SoundPass:
         for offset, size, topic, queue_id, queue_offset, length, flag in rows:
             result.keep_bad(BadRecord(offset, size, names[topic], queue_id, queue_offset, "body",
                                       "", length > 0, sysflag.has_consume_queue_row(flag)))
+
+    def _keep_entries(self) -> None:
+        if self._keys is not None:
+            self._keys.passed(self._get("entry"), self._extra[:self._get("extra")])
+        self._set(extra=0)
 
     def finish(self, result: RangeResult) -> None:
         self.settle(result)
