@@ -27,7 +27,7 @@ from tests.fake_command import with_command
 
 ROOT = Path(__file__).parents[1]
 TITLES = [spec.title for spec in REGISTRY]
-HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "pydantic", "pyspark")
+HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydantic", "pyspark")
 
 
 def run(capsys, *args: str) -> tuple[int, str, str]:

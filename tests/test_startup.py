@@ -20,7 +20,7 @@ from rmqctl.commands import REGISTRY
 from tests.fake_command import with_command
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "pydantic", "pyspark",
+HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydantic", "pyspark",
          "textual")
 POOLS = ("multiprocessing", "concurrent.futures", "logging", "socket", "asyncio")
 """What comes with a pool of processes."""

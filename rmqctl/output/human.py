@@ -53,10 +53,11 @@ _UNICODE_SAMPLE = "…─│█▁"
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
 # (json, jsonl, csv, tsv) never cut.
 _CELL_LIMIT = {"plain": 200, "markdown": 500}
+_TABULATE = {"plain": "plain", "markdown": "github"}
 _HEADER_LINES = {"plain": 1, "markdown": 2}
 
+# tabulate makes a column at least two wider than its header.
 _HEADER_PADDING = 2
-"""Number of columns by which a column is wider than its header."""
 
 
 class Human(ABC):
@@ -183,7 +184,7 @@ class PlainHuman(Human):
     def _table(self, rows: Iterable[Row], layout: RowLayout) -> int:
         if layout.title:
             self._title(visible(layout.caption(layout.title)))
-        return _write_pages(self._sink, self.style, rows, layout, self.mark, self._limit)
+        return _write_tabulated(self._sink, self.style, rows, layout, self.mark, self._limit)
 
     def _title(self, text: str) -> None:
         self._sink.write(f"{text}\n")
@@ -276,10 +277,10 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
         human.table(rows, None, key)
 
 
-# -- tables without a terminal, page by page ------------------------------------------------------
+# -- tables without a terminal, laid out by tabulate, page by page --------------------------------
 
 
-def _write_pages(sink: Sink, style: str, rows: Iterable[Row], layout: RowLayout, mark: str,
+def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLayout, mark: str,
                      limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
@@ -381,13 +382,21 @@ def _cell(text: str, style: str) -> str:
 
 def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
             widths: Sequence[int], numeric: Sequence[bool]) -> list[str]:
-    lines = [[padded(text.strip(), width, right=right)
-              for text, width, right in zip(line, widths, numeric, strict=True)]
-             for line in (headers, *cells)]
-    if style == "plain":
-        return [(" " * GAP).join(line) for line in lines]
-    top, *rows = (f"| {' | '.join(line)} |" for line in lines)
-    return [top, f"|{'|'.join('-' * (width + 2) for width in widths)}|", *rows]
+    from tabulate import tabulate
+
+    # A header padded to the width makes tabulate keep that width on every page.
+    tops = [
+        padded(header, width - _HEADER_PADDING, right=right)
+        for header, width, right in zip(headers, widths, numeric, strict=True)
+    ]
+    text = tabulate(
+        cells,
+        headers=tops,
+        tablefmt=_TABULATE[style],
+        disable_numparse=True,
+        colalign=["right" if right else "left" for right in numeric],
+    )
+    return text.split("\n")
 
 
 # -- the formats of this module -------------------------------------------------------------------
