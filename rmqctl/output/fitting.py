@@ -24,7 +24,7 @@ _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "stru
                      "where"})
 """Names of columns with words that users copy from the screen; these words are never broken."""
 _DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
-"""Minimum widths of the columns with data, which may be broken anywhere."""
+"""Minimum widths of the columns with data, whose text may be wrapped at any character."""
 _WHOLE = frozenset({"hex"})
 """Names of columns with data that is never cut, because it has already been shortened or because
 the user requested all of it.

@@ -293,11 +293,12 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Mark the records of a page that overlap in-place messages as misplaced; return the other
-        records.
+        """Mark those records of a page that overlap in-place messages as misplaced, and return the
+        others.
 
         ``believed``: whether to return all records and mark none.
-        ``only_look``: if false, later records that overlap the returned records are misplaced, too.
+        ``only_look``: whether to forget the returned records. Otherwise, records of later pages
+        that overlap them are marked as misplaced, too.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
