@@ -162,13 +162,13 @@ class LogGaps:
         reaches = np.append(True, high[1:] > high[:-1])[:len(pieces)]
         before = np.maximum.accumulate(np.where(reaches, np.arange(len(pieces)), 0))
         low, first = pieces[1:, _LOW], pieces[1:, _FIRST]
-        known, reached = pieces[before[:-1], _END], high[:-1]
-        lacks = (low > reached) & (first > known)
-        lacks[lacks] = accounted.counts(known[lacks], first[lacks]) < (first - known)[lacks]
+        given, reached = pieces[before[:-1], _END], high[:-1]
+        lacks = (low > reached) & (first > given)
+        lacks[lacks] = accounted.counts(given[lacks], first[lacks]) < (first - given)[lacks]
         for row, room in zip(np.flatnonzero(lacks).tolist(), damage.within(
                 reached[lacks] + 1, low[lacks]).tolist(), strict=True):
             missing = OffsetRuns()
-            missing.add_run(int(known[row]), int(first[row]))
+            missing.add_run(int(given[row]), int(first[row]))
             missing = missing.without(accounted)
             if 0 < missing.count() <= room // MIN_SIZE:
                 yield OffsetGap(int(reached[row]), int(low[row]), missing)

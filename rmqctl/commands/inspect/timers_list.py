@@ -24,8 +24,9 @@ def command(
     *,
     topic: Topic = None,
     state: Annotated[Literal["pending", "lost"] | None, typer.Option(
-        "--state", show_default=False, help="pending: only messages that a broker will deliver. "
-                                            "lost: only messages that will never be delivered.")] = None,
+        "--state", show_default=False,
+        help="pending: only messages that a broker will deliver. lost: only messages that will "
+             "never be delivered.")] = None,
     count: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most this many messages.")] = None,
     tz: Zone = UTC,

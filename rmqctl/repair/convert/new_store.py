@@ -299,7 +299,8 @@ def refuse_overlap(source: str, target: str) -> None:
     """Raise UsageError if one of the two folders contains the other."""
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
-        raise UsageError(f"--out {target}: the new store must not be inside the store, nor contain it")
+        raise UsageError(f"--out {target}: the new store must not be inside the store, nor contain "
+                         "it")
 
 
 # -- a copy ---------------------------------------------------------------------------------------
