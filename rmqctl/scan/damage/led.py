@@ -76,10 +76,10 @@ class Led:
         """
         data = np.frombuffer(self._data, np.uint8)
         stored, magic = gather_int(data, at, "i4"), gather_int(data, at + MAGIC_OFFSET, "u4")
-        has_magic = np.isin(magic, _MAGICS)
+        sound = np.isin(magic, _MAGICS)
         whole: Array = (stored == size) & (magic != MAGIC_BLANK)
         for version in VERSIONS:
-            rows = np.flatnonzero(~whole & ((magic == version) | ~has_magic) & (magic != MAGIC_BLANK))
+            rows = np.flatnonzero(~whole & ((magic == version) | ~sound) & (magic != MAGIC_BLANK))
             whole[rows] = self._add_up_as(version, at[rows], size[rows])
         return whole
 
