@@ -34,10 +34,12 @@ from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 
-_HEAD = {name: layout.field(Message, name) for name in (
-    "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
+_HEAD = {name: slice(field.offset, field.offset + field.size) for name in (
+    "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")
+    for field in [layout.field(Message, name)]}
 _LENGTH = 4
 """Size in bytes of the body length field, which is the last field before the body."""
+_MULTI_DISPATCH = props.MULTI_DISPATCH.encode()
 _SECTOR = 512
 MAX_BODY = 8 << 20
 """Maximum size in bytes of a body that is repaired. This limits memory use if a length is damaged.
@@ -53,7 +55,7 @@ class Records:
     """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
-        self.parts = parts
+        self.parts, self._bases = parts, [part.base for part in parts]
         self.pieces: dict[int, list[OverlayPiece]] = {}
         self.rejected: set[int] = set()
         self.reasons: dict[int, str] = {}
@@ -102,7 +104,7 @@ class Records:
         return number, record if record.physical_offset == physical else None, raw
 
     def _number(self, physical: int) -> int | None:
-        number = bisect_right(self.parts, physical, key=attrgetter("base")) - 1
+        number = bisect_right(self._bases, physical) - 1
         return number if number >= 0 and physical < self.parts[number].end else None
 
     def is_replaced(self, physical: int) -> bool:
@@ -137,6 +139,8 @@ def dispatched(properties: bytes) -> set[tuple[str, int]]:
     """Return the name and the queue offset of each further queue to which a message was
     dispatched.
     """
+    if _MULTI_DISPATCH not in properties:
+        return set()
     return set(props.further_rows(props.parse(properties.decode("utf-8", "surrogateescape"))))
 
 
@@ -221,8 +225,7 @@ def unless_crc_differs(raw: bytes) -> bytes | None:
 
 def field_of(raw: bytes, name: str) -> int:
     """Return a header field of a record, as a signed integer."""
-    where = _HEAD[name]
-    return int.from_bytes(raw[where.offset:where.offset + where.size], "big", signed=True)
+    return int.from_bytes(raw[_HEAD[name]], "big", signed=True)
 
 
 def with_fields(raw: bytes, **values: int) -> bytes:
@@ -230,8 +233,8 @@ def with_fields(raw: bytes, **values: int) -> bytes:
     changed = bytearray(raw)
     for name, value in values.items():
         where = _HEAD[name]
-        changed[where.offset:where.offset + where.size] = (
-            value & (1 << 8 * where.size) - 1).to_bytes(where.size, "big")
+        size = where.stop - where.start
+        changed[where] = (value & (1 << 8 * size) - 1).to_bytes(size, "big")
     return bytes(changed)
 
 
@@ -249,7 +252,7 @@ def body_at(record: Record) -> int:
 
 def body_crc_at() -> int:
     """Return the offset of a record's body CRC from the record's start."""
-    return _HEAD["body_crc"].offset
+    return _HEAD["body_crc"].start
 
 
 def body_crc(body: bytes) -> int:

@@ -19,11 +19,14 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import MIN_SIZE, Record, decode
 from rmqctl.scan.damage.references import key_hashes
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
+_WINDOW = 64 << 10
+"""Number of bytes of the log whose index entries are looked up together."""
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
 """Fields to compare if the old bytes cannot be decoded as a record. If none of them changed, the
 record's lengths were wrong.
@@ -51,6 +54,9 @@ class Witnesses:
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
         self._store, self._parts, self._records = store, parts, Records(parts)
+        self._window = -1
+        self._keys: tuple[Array, Array] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        """The index entries that point into the window, as physical offsets and hashes."""
 
     def of_record(self, place: int, after: bytes) -> RecordEvidence | None:
         """Return the evidence for the record ``after``, which the plan writes to physical offset
@@ -115,8 +121,13 @@ class Witnesses:
         witness, place = self._parts[0].witness, record.physical_offset
         if witness is None:
             return []
-        own = key_hashes(record) & {*witness.keys(place, place + 1)[1].tolist()}
-        return ["the index"] if own else []
+        # Records are asked for in the order of the log, so neighbors are looked up together.
+        if place // _WINDOW != self._window:
+            self._window = place // _WINDOW
+            self._keys = witness.keys(self._window * _WINDOW, (self._window + 1) * _WINDOW)
+        places, hashes = self._keys
+        first, end = np.searchsorted(places, (place, place + 1))
+        return ["the index"] if key_hashes(record) & {*hashes[first:end].tolist()} else []
 
     def _crcs(self, record: Record, raw: bytes, before: bytes, fields: Sequence[str]) -> list[str]:
         matching = []
