@@ -67,7 +67,8 @@ class OffsetRuns:
         """Return, for each pair of queue offsets, the number of those in the set within
         ``[first, end)``.
         """
-        return np.maximum(self._below(end) - self._below(first), 0)
+        within: Array = np.maximum(self._below(end) - self._below(first), 0)
+        return within
 
     def has(self, offsets: Array) -> Array:
         """Return, for each queue offset (int64), whether the set contains it."""

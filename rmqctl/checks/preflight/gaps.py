@@ -49,11 +49,13 @@ class DamagedBytes:
 
     def within(self, low: Array, high: Array) -> Array:
         """Return the number of damaged bytes at the positions ``[low, high)``, for each pair."""
-        return np.maximum(self._up_to(high) - self._up_to(low), 0)
+        within: Array = np.maximum(self._up_to(high) - self._up_to(low), 0)
+        return within
 
     def _up_to(self, place: Array) -> Array:
         number = np.searchsorted(self._starts, place)
-        return self._before[number] - np.maximum(self._ends[number] - place, 0)
+        before: Array = self._before[number] - np.maximum(self._ends[number] - place, 0)
+        return before
 
 
 @dataclass(slots=True)
