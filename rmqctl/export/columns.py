@@ -54,7 +54,7 @@ class ColumnBuffer:
         columns = self._columns_of(batch)
         self.size += columns.nbytes
         if not self._is_mixed:
-            count = len(np.unique(codes))
+            count = 1 if (codes == codes[0]).all() else len(np.unique(codes))
             self._is_mixed = count > _MAX_SPLIT and count * _MAX_SPLIT > len(codes)
         if self._is_mixed:
             self._mixed.append(columns)

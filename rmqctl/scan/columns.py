@@ -42,6 +42,7 @@ _IDS = {layout.size_of(HostV4): layout.dtype(MessageId4),
         layout.size_of(HostV6): layout.dtype(MessageId6)}
 _HOSTS = {layout.size_of(host): layout.reader(host) for host in (HostV4, HostV6)}
 
+_PROPERTIES = {"tags": props.TAGS, "keys": props.KEYS, "unique_key": props.UNIQUE_KEY}
 MESSAGE = "message"
 
 
@@ -54,7 +55,7 @@ def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
 
     Raises: KeyError for an unknown name.
     """
-    source = _Messages(batch)
+    source = _Messages(batch, names)
     return record_batch([source.column(name) for name in names], names, MESSAGE_COLUMNS,
                         len(batch))
 
@@ -68,7 +69,7 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
 
     Raises: KeyError for an unknown name.
     """
-    messages, spans = _Messages(batch), batch.spans
+    messages, spans = _Messages(batch, names), batch.spans
     offset = np.concatenate([batch.offset, np.array([span.offset for span in spans], np.int64)])
     order = None if (offset[1:] > offset[:-1]).all() else pa.array(np.argsort(offset))
     arrays = []
@@ -98,12 +99,13 @@ def record_batch(arrays: Sequence[pa.Array], names: Sequence[str], columns: Colu
 class _Messages:
     """Builds the columns of one batch; values needed by several columns are computed once."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, names: Sequence[str]) -> None:
         self.batch = batch
+        self._searched = tuple(_PROPERTIES[name] for name in names if name in _PROPERTIES)
 
     @cached_property
     def properties(self) -> PropertySegments:
-        return PropertySegments(self.batch)
+        return PropertySegments(self.batch, self._searched)
 
     def column(self, name: str) -> pa.Array:
         kind = MESSAGE_COLUMNS[name].type

@@ -171,7 +171,7 @@ def _queue(keys: KeyNumbers, batch: Batch) -> Codes:
 
 
 def _tag(keys: KeyNumbers, batch: Batch) -> Codes:
-    rows, tags = PropertySegments(batch).find(props.TAGS)
+    rows, tags = PropertySegments(batch, (props.TAGS,)).find(props.TAGS)
     codes: Array = np.zeros(len(batch), np.int64)
     if len(rows) < len(batch):
         codes[:] = keys.number(None)

@@ -379,11 +379,13 @@ class Dictionary:
 class PropertySegments:
     """The properties strings of many records, split into their ``key 0x01 value`` segments.
 
-    The properties of a batch are valid only as long as the batch's data.
+    The properties of a batch are valid only as long as the batch's data. ``together``: properties
+    that are searched for together.
     """
 
-    def __init__(self, records: Batch | Texts) -> None:
+    def __init__(self, records: Batch | Texts, together: tuple[str, ...] = _USUAL) -> None:
         self._texts = properties(records) if isinstance(records, Batch) else records
+        self._together = together
         self._segments: tuple[Array, Array, Array] | None = None
         self._columns: dict[str, tuple[Array, int]] = {}
 
@@ -432,7 +434,7 @@ class PropertySegments:
         assert kernel is not None
         column = self._columns.get(name)
         if column is None:
-            names = _USUAL if name in _USUAL else (name,)
+            names = self._together if name in self._together else (name,)
             keys = [name.encode() + _ASSIGN for name in names]
             places: Array = np.empty((len(keys), 3, len(texts)), np.int64)
             counts: Array = np.empty(len(keys), np.int64)
